@@ -26,7 +26,7 @@ from lachesis_tokens.wire.visitors import Visitors, is_loopback
 from lachesis_view.audits import audits_below
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
-from lachesis_view.group_page import diff_context, group_context, most_unlike, partings
+from lachesis_view.group_page import diff_context, group_context, partings
 from lachesis_view.html.parts import to_json
 from lachesis_view.index import FAILURES_OF, Index, NoSuchGroup
 from lachesis_view.matrix import comparable, difference, matrix, orders, passes
@@ -105,9 +105,9 @@ class Viewer:
                 web.get(f"/group{group}", self._group),
                 web.get(f"/rollout{group}/{{n:[0-9]{{1,9}}}}", self._rollout),
                 web.post(f"/notes{group}/{{n:[0-9]{{1,9}}}}", self._note),
-                web.get(f"/record{group}/{{n:[0-9]{{1,9}}}}", self._record),
-                web.get(f"/send{group}/{{n:[0-9]{{1,9}}}}", self._send),
-                web.get(f"/send{group}", self._send),
+                web.get(f"/record{group}/{{n:[0-9]{{1,9}}}}", self._save),
+                web.get(f"/send{group}/{{n:[0-9]{{1,9}}}}", self._save),
+                web.get(f"/send{group}", self._save),
                 web.get(f"/tokens{group}/{{n:[0-9]{{1,9}}}}/{{sample:[0-9]{{1,9}}}}", self._tokens),
             ]
         )
@@ -329,7 +329,7 @@ class Viewer:
                 **rollout_context(group, n, again),
                 "settings": self.index.settings(run),
                 "partings": siblings,
-                "rival": most_unlike(siblings),
+                "rival": max(siblings, key=lambda each: abs(each["advantage"] or 0.0), default=None),
                 "elsewhere": self.index.elsewhere(run, group["item_key"]),
                 "frame": frame,
             }
@@ -392,47 +392,36 @@ class Viewer:
         """Two rollouts of any runs side by side: `?a=RUN/GROUP/N&b=...`, where an address of a page is a place, too."""
         places = [_place(request.query.get(name, "")) for name in ("a", "b")]
         a, b = await asyncio.gather(*(asyncio.to_thread(self._read, *place) for place in places))
-        sides = (a, places[0][2]), ((a, places[1][2]) if places[0][:2] == places[1][:2] else (b, places[1][2]))
+        sides = (a, places[0][2]), (a if places[0][:2] == places[1][:2] else b, places[1][2])
 
         def make() -> web.Response:
             runs = [self.index.settings(place[0]) for place in places]
-            names = [f"{place[0]}, rollout {place[2]}" for place in places]
+            same = repr(runs[0].get("tokenizer")) == repr(runs[1].get("tokenizer"))
             rows = [(name, [_setting(run, name) for run in runs]) for name in sorted({*runs[0], *runs[1]})]
-            context = diff_context(
-                *sides,
-                self._vocabulary_of(places[0][0]),
-                same_vocabulary=repr(runs[0].get("tokenizer")) == repr(runs[1].get("tokenizer")),
-            )
-            differences = [row for row in rows if row[1][0] != row[1][1]]
-            return self._page(
-                "diff.html.jinja", {**context, "places": places, "names": names, "differences": differences}
-            )
+            context = {
+                **diff_context(*sides, self._vocabulary_of(places[0][0]), same_vocabulary=same),
+                "places": places,
+                "names": [f"{run}, rollout {n}" for run, _, n in places],
+                "differences": [row for row in rows if row[1][0] != row[1][1]],
+            }
+            return self._page("diff.html.jinja", context)
 
         return await self._of_record(a, make)
 
-    async def _send(self, request: web.Request) -> web.Response:
-        """A rollout or a group as a page of one file, to be saved."""
+    async def _save(self, request: web.Request) -> web.Response:
+        """A rollout or a group as a page of one file, or a rollout's record as a groups file, to be saved."""
         run, number, n = request.match_info["run"], int(request.match_info["group"]), request.match_info.get("n")
-        group = await asyncio.to_thread(self._read, run, number, None if n is None else int(n))
+        at = None if n is None else int(n)
+        group = await asyncio.to_thread(self._read, run, number, at)
 
         def make() -> web.Response:
-            page = group_page(group) if n is None else rollout_page(group, int(n))
-            name = str(group["item_key"]) if n is None else str(group["rollouts"][int(n)]["rollout_id"])[:12]
-            body = page.encode("utf-8", "backslashreplace")
-            return _file(body, file_name("group" if n is None else "rollout", name, ".html"), "text/html")
-
-        return await self._of_record(group, make)
-
-    async def _record(self, request: web.Request) -> web.Response:
-        """The record of a rollout: a line that is read as a groups file."""
-        run, number, n = request.match_info["run"], int(request.match_info["group"]), int(request.match_info["n"])
-        group = await asyncio.to_thread(self.index.group, run, number)
-
-        def make() -> web.Response:
-            if n >= len(group["rollouts"]):
-                raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}")
-            name = file_name("rollout", str(group["rollouts"][n]["rollout_id"])[:12], ".jsonl")
-            return _file(to_json(group_of_one(group, n)) + b"\n", name, "application/jsonl")
+            name = str(group["item_key"] if at is None else group["rollouts"][at]["rollout_id"][:12])
+            if at is not None and request.path.startswith("/record/"):
+                line = {key: value for key, value in group.items() if key != "tree_credit"}
+                return _file(to_json(group_of_one(line, at)) + b"\n", file_name("rollout", name, ".jsonl"))
+            page = group_page(group) if at is None else rollout_page(group, at)
+            kind = "group" if at is None else "rollout"
+            return _file(page.encode("utf-8", "backslashreplace"), file_name(kind, name, ".html"))
 
         return await self._of_record(group, make)
 
@@ -539,7 +528,7 @@ def _place(text: str) -> tuple[str, int, int]:
     return found[1], int(found[2]), int(found[3])
 
 
-def _file(body: bytes, name: str, content_type: str) -> web.Response:
+def _file(body: bytes, name: str) -> web.Response:
     """An answer that a browser saves."""
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)
+    return web.Response(body=body, content_type="application/octet-stream", headers=headers)

@@ -87,7 +87,7 @@ def diff_context(
 
 def partings(group: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     """Where each other rollout of the group parts from rollout `n`: the `turn` (None: not at all), what it says there,
-    and its reward; those that stay longest with it come first."""
+    its reward, and by how much that is more; those that stay longest with it come first."""
     rollouts = group["rollouts"]
     own = [_said(message) for message in stored_messages(group, rollouts[n])]
     mine = rollouts[n]["reward"]
@@ -105,11 +105,6 @@ def partings(group: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
             {"n": m, "same": same, "turn": turn if parts else None, "said": said * parts, **_facts(other, gain)}
         )
     return sorted(found, key=lambda each: (-each["same"], each["n"]))
-
-
-def most_unlike(found: Sequence[Mapping[str, Any]]) -> int | None:
-    """Of `partings`, the rollout whose reward differs most; None without siblings."""
-    return max(found, key=lambda each: abs(each["advantage"] or 0.0))["n"] if found else None
 
 
 def _brief(message: Mapping[str, Any]) -> str:

@@ -19,9 +19,9 @@ _FACTS = ("finish_reason", "model", "model_version", "prompt_checked", "purpose"
 
 
 def rollout_context(group: Mapping[str, Any], n: int, again: str = "") -> dict[str, Any]:
-    """The values for the template of rollout `n`. Raises IndexError if the group has no rollout of this number.
+    """The values for the template of rollout `n`; `again` is the command that plays it again, if anything does.
 
-    `again` is the command that plays it again; without it, the page has none.
+    Raises IndexError if the group has no rollout of this number.
     """
     rollouts = group["rollouts"]
     if not 0 <= n < len(rollouts):

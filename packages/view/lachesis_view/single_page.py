@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from lachesis_messages.records.digests import copies_of
 from lachesis_messages.records.jsonl import read_lines
 from lachesis_messages.records.step_files import ROLLOUTS, SCHEMA
 from lachesis_view import html
-from lachesis_view.files import kind_of, settings_of
+from lachesis_view.files import kind_of, manifest_of
 from lachesis_view.group_page import group_context, partings
 from lachesis_view.html import Templates
 from lachesis_view.html.rollout import rollout_view
@@ -32,7 +32,6 @@ from lachesis_view.rollout_page import rollout_context
 from lachesis_view.trained import as_group, group_name
 
 HERE, SHARED = Path(__file__).parent, Path(html.__file__).parent
-_LAYOUT = "alone.html.jinja"
 _OF_SCORED = ("scores", "messages", "advantages", "overrides")
 """Lists of a group with an entry for each scored rollout."""
 
@@ -65,20 +64,18 @@ def _alone(template: str, context: Mapping[str, Any]) -> str:
     styles = [SHARED / "style.css", HERE / "static" / "view.css", HERE / "static" / "rollout.css"]
     script = (HERE / "static" / "rollout.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    files = {
-        "style": Markup("\n".join(each.read_text(encoding="utf-8") for each in styles)),
-        "script": Markup(script),  # ours; the policy of the page allows no other
-        "digest": digest,
-    }
-    return templates().page(template, layout=_LAYOUT, frame={"alone": True}, settings={}, **files, **context)
+    style = Markup("\n".join(each.read_text(encoding="utf-8") for each in styles))
+    alone = {"layout": "alone.html.jinja", "frame": {"alone": True}, "settings": {}, "style": style, "digest": digest}
+    # The script is ours; the policy of the page allows no other.
+    return templates().page(template, **alone, script=Markup(script), **context)
 
 
 def group_of_one(group: Mapping[str, Any], n: int) -> dict[str, Any]:
     """A group's record with its rollout `n` only: a line that is read as any of a groups file."""
     rollout = group["rollouts"][n]
     place = rollout["place"]
-    lists = {name: of for name in _OF_SCORED if isinstance(of := group.get(name), list)}
-    kept = {name: [] if place is None else of[place : place + 1] for name, of in lists.items()}
+    own = slice(0) if place is None else slice(place, place + 1)
+    kept = {name: of[own] for name in _OF_SCORED if isinstance(of := group.get(name), list)}
     samples = [dict(each) for each in group.get("samples") or () if each["rollout_id"] == rollout["rollout_id"]]
     data = joined_data(each.get("image_data") for each in group.get("samples") or ())
     if samples and data:  # the first sample of a group has it for all
@@ -109,8 +106,12 @@ def write_single(path: Path, rollout_id: str, key: str, output: Path | None) -> 
         problem = f"{len(found)} are named {what}; give more of it" if found else f"there is no {what}"
         raise SettingsError(f"{path}: {problem}; `lachesis view` shows ids and keys")
     file, group, n = found[0]
-    group = {**group, "tree_credit": json.loads(settings_of(file)).get("tree_credit")}
-    name = file_name("group", key, ".html") if n is None else file_name("rollout", _id(group, n)[:12], ".html")
+    group = {**group, "tree_credit": json.loads(manifest_of(file)[0]).get("tree_credit")}
+    name = (
+        file_name("group", key, ".html")
+        if n is None
+        else file_name("rollout", str(group["rollouts"][n]["rollout_id"])[:12], ".html")
+    )
     output = output or file.with_name(name)
     try:
         html.write_page(output, group_page(group) if n is None else rollout_page(group, n))
@@ -121,27 +122,16 @@ def write_single(path: Path, rollout_id: str, key: str, output: Path | None) -> 
     return output
 
 
-def _id(group: Mapping[str, Any], n: int) -> str:
-    return str(group["rollouts"][n]["rollout_id"])
-
-
 def _find(path: Path, rollout_id: str, key: str) -> Iterator[tuple[Path, dict[str, Any], int | None]]:
     """The groups with this key (and no number), or that have such a rollout, each with its file."""
-    for file in _files(path):
+    below = sorted([*path.glob("*.jsonl"), *path.glob(f"{ROLLOUTS}/*.jsonl")])
+    for file in [each for each in below if kind_of(each)] if path.is_dir() else [path]:
         for line in read_lines(file, torn_tail=True):
             if not isinstance(line, dict) or not str(line.get("schema")).startswith(("lachesis.group/", SCHEMA)):
                 continue
             group = as_group(line) if line["schema"] == SCHEMA else line
-            if key:
-                if group["item_key"] == key:
-                    yield file, group, None
-                continue
-            for n in range(len(group["rollouts"])):
-                if _id(group, n).startswith(rollout_id):
+            if key and group["item_key"] == key:
+                yield file, group, None
+            for n, rollout in enumerate(group["rollouts"]):
+                if not key and str(rollout["rollout_id"]).startswith(rollout_id):
                     yield file, group, n
-
-
-def _files(path: Path) -> Iterable[Path]:
-    if not path.is_dir():
-        return [path]
-    return [file for file in sorted([*path.glob("*.jsonl"), *path.glob(f"{ROLLOUTS}/*.jsonl")]) if kind_of(file)]

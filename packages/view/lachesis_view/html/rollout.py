@@ -21,9 +21,7 @@ _NOT_RECORDED: dict[str, Any] = dict.fromkeys(
 )
 """What only `rollout_view` and those who call it know of a message."""
 _COMPONENT = "reward/"
-"""What the names of a reward's components begin with, among the metrics."""
 TITLE_LENGTH = 110
-REASON_LENGTH = 200
 _IMAGES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
 
 
@@ -201,7 +199,7 @@ def _timed(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, "took": _took(record)}
 
 
-def short_line(text: Any, length: int = REASON_LENGTH) -> str:
+def short_line(text: Any, length: int = 200) -> str:
     """The beginning of a text, in one line."""
     return _cut(" ".join(str(text or "")[: 8 * length].split()), length)
 

@@ -39,42 +39,28 @@ def time_view(rollout: Mapping[str, Any], branches: Sequence[Mapping[str, Any]])
             if call["seconds"] is not None:
                 parts.append(("failed" if call["failed"] else "tool", begin, call["seconds"], call["name"]))
                 begin += call["seconds"]
-        if nested:
-            inner = begin
-        else:
-            end = begin
+        inner, end = (begin, end) if nested else (inner, begin)
         prompt, made = usage[turn] if turn < len(usage) else (None, None)
         made = sampled[turn] if sampled is not None and turn < len(sampled) else made
-        rows.append(
-            {
-                "label": message["label"],
-                "anchor": message["anchor"],
-                "kind": branch["kind"],
-                "parts": parts,
-                "tokens": (prompt, made),
-                "seconds": sum(part[2] for part in parts) if parts else None,
-            }
-        )
+        place = {name: message[name] for name in ("label", "anchor")}
+        rows.append({**place, "kind": branch["kind"], "parts": parts, "tokens": (prompt, made)})
     totals = _totals(rollout)
-    known = dict(totals)
-    if "reward" in known:
-        rows.append(_row("reward", end, known["reward"]))
-        end += known["reward"]
+    if took := dict(totals).get("reward"):
+        parts = [("reward", end, took, "reward")]
+        rows.append({"label": "reward", "anchor": "", "kind": "reward", "parts": parts, "tokens": (None, None)})
+        end += took
     if not any(row["parts"] or row["tokens"][1] for row in rows) and not totals:
         return None
     whole = max(rollout.get("seconds") or 0.0, end) or 1.0
     for row in rows:
+        parts = row.pop("parts")
+        row["seconds"] = sum(part[2] for part in parts) if parts else None
         row["bars"] = [
             (kind, round(100 * begin / whole, 2), max(0.6, round(100 * took / whole, 2)), f"{text}: {took:.2f} s")
-            for kind, begin, took, text in row.pop("parts")
+            for kind, begin, took, text in parts
         ]
     lacking = "the time of each completion" if not seconds and any(row["anchor"] for row in rows) else ""
     return {"rows": rows, "seconds": rollout.get("seconds"), "totals": totals, "lacking": lacking}
-
-
-def _row(kind: str, begin: float, took: float) -> dict[str, Any]:
-    parts = [(kind, begin, took, kind)]
-    return {"label": kind, "anchor": "", "kind": kind, "parts": parts, "tokens": (None, None), "seconds": took}
 
 
 def _totals(rollout: Mapping[str, Any]) -> list[tuple[str, float]]:
