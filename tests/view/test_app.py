@@ -320,8 +320,12 @@ def test_a_folder_or_a_port_that_cannot_be_used_is_an_error(tmp_path: Path, caps
     assert "choose another --port or --host" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("reward", "colour"), [(1.0, "good"), (0.5, ""), (0.0, "bad"), (None, "dim")])
-async def test_colours_follow_the_reward_and_not_the_outcome(reward: float | None, colour: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("reward", "cell", "score"), [(1.0, "r10", "good"), (0.5, "r5", ""), (0.0, "r0", "bad"), (None, "none", "off")]
+)
+async def test_colours_follow_the_reward_and_not_the_outcome(
+    reward: float | None, cell: str, score: str, tmp_path: Path
+) -> None:
     group = example_groups()[0]
     for rollout in group["rollouts"]:
         rollout |= {"reward": reward, "outcome": "completed", "completed": True, "unscored_kind": ""}
@@ -335,8 +339,9 @@ async def test_colours_follow_the_reward_and_not_the_outcome(reward: float | Non
                 async with session.get(f"{url}{page}") as answer:
                     text = await answer.text()
                     assert answer.status == 200, text
-                assert '<span class="tag dim">completed</span>' in text, page
-                assert f'class="{colour}">' in text if page == "rollouts" else f'class="score {colour}">' in text
+                ended, earned = ("faint", f"cell {cell}") if page == "rollouts" else ("tag ", f"score {score}")
+                assert f'<span class="{ended}">completed</span>' in text, page
+                assert f'class="{earned}"' in text, page
     finally:
         await runner.cleanup()
         index.close()

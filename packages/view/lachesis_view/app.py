@@ -318,7 +318,6 @@ class Viewer:
         )
         name = group_name(number, "step" in group)
         frame = {"run": run, "number": number, "name": name, "n": n, "before": before, "after": after, "filter": filter}
-        frame["trains"] = not group.get("evaluation")
         frame |= {"note": await asyncio.to_thread(self.index.note, run, number, n), "may_note": self.notes}
 
         def make() -> web.Response:
