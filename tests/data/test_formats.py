@@ -254,7 +254,7 @@ def test_what_is_no_entry_is_said_to_be_none(entry: Any) -> None:
     assert "matches no known format" in validate_entry(entry)[0]
     with pytest.raises(Unsuitable, match=r"no known format|a group of a run, which `lachesis export` converts"):
         converter("openai").convert(entry, set())
-    with pytest.raises(UnknownFormat, match="no format is called 'harmes'"):
+    with pytest.raises(UnknownFormat, match="there is no format 'harmes'"):
         validate_entry(entry, "harmes")
 
 

@@ -286,7 +286,7 @@ async def test_serve_says_which_turns_it_did_not_send(tmp_path: Path, run_api: S
     sent = sum(sample.trained for sample in proven(trainer))
     assert 0 < sent < sum(sample.sampled for sample in proven(trainer))
     rows = dict(ended[0].rows())
-    assert "of this start in further samples of rollouts (--env.split_rollouts all)" in rows["not sent"]
+    assert "of this start, in additional samples of rollouts (--env.split_rollouts all sends them)" in rows["not sent"]
 
 
 async def test_serve_sends_the_sampled_tokens_of_a_foreign_environment(tmp_path: Path, run_api: StockRunApi) -> None:

@@ -88,7 +88,7 @@ async def test_the_run_goes_on_without_an_environment_that_has_no_more_items(tmp
     said: list[str] = []
     run.plan.say = said.append
     await run.ended()
-    assert said == ["few has ended on its own (its last line says why); the run goes on with AsciiEnv"]
+    assert said == ["few has ended on its own (its last line says why); the run continues with AsciiEnv"]
     few = [round(32 * step.get("train/few/share", 0.0)) for step in run.metrics]
     assert sum(few) == 4 * 8, "all of its groups are trained"
     assert few[-1] == 0
