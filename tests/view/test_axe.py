@@ -1,4 +1,4 @@
-"""Lists and pages of runs against the rules of axe-core, which `make test-axe` fetches: light, dark, on a phone."""
+"""All kinds of pages against the rules of axe-core, which `make test-axe` fetches: light, dark, on a phone."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ PATHS = (
     "run/mixed?against=other",
     "rollouts",
     "rollouts?q=nothing+has+these+words&min_reward=1",
+    "group/mixed/0",
+    "rollout/mixed/0/0",
+    "diff?a=mixed/0/0&b=other/0/0",
     "audits",
     "pools",
     "no/such/page",
@@ -53,7 +56,7 @@ async def test_no_page_has_a_serious_finding(tmp_path: Path) -> None:
                     await page.resize(width)
                     for path in PATHS:
                         await page.open(f"{url}{path}")
-                        if "run" in path:
+                        if path.startswith(("run/", "?runs")):
                             await page.until("document.querySelector('#curves')?.dataset.drawn > 3")
                         await page.eval(f"{script};0")
                         if found := await page.eval(FOUND):
