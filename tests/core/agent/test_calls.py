@@ -247,7 +247,7 @@ async def test_an_error_of_a_task_of_nobody_is_not_lost() -> None:
         return 0.0
 
     with pytest.raises(
-        RewardError, match=r"the task ctx\.get\(\) at .* ended with ValueError\('lost'\), and the error was never retrieved"
+        RewardError, match=r"task ctx\.get\(\) at .* ended with ValueError\('lost'\), and the error was never retrieved"
     ):
         await in_call_scope(reward(Device()))
 

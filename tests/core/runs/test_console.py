@@ -396,6 +396,6 @@ async def test_rewards_that_are_all_nothing_lead_to_the_cause_that_the_outcomes_
     for name in ("cut", "idle"):
         (tmp_path / name).mkdir()
     said = shown(await process(SortWords, tmp_path / "cut", cut_off, total_steps=1))
-    assert "every reward is 0.00: 2 of 2 rollouts were cut off: allow longer answers with --env.max_token_length (-t)" in said
+    assert "reward is 0.00: 2 of 2 rollouts were cut off: allow longer answers with --env.max_token_length (-t)" in said
     said = shown(await process(SortWords, tmp_path / "idle", does_nothing, total_steps=1))
     assert "every reward is 0.00: read some rollouts" in said
