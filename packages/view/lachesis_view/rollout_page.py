@@ -40,7 +40,7 @@ def rollout_context(group: Mapping[str, Any], n: int, again: str = "") -> dict[s
         for played, message in enumerate(turns):
             message["step_in"] = f"{again} --at {played} --as agent"
     return {
-        "group": {name: group.get(name) for name in ("environment", "item_key", "model", "run", "number", "timestamp")},
+        "group": {name: group.get(name) for name in ("environment", "item_key", "model", "evaluation")},
         "item": pretty(group.get("item")),
         "rollout": rollouts[n],
         "shown": shown,
