@@ -52,7 +52,7 @@ def test_what_was_asked_for_decides_the_exit_code_and_one_line_installs_it_all(
     assert doctor.main([]) == ExitCode.DONE
     *_, rest, ready = capsys.readouterr().out.splitlines()
     assert rest.startswith("the rest is optional; all of it: ") and "pip install 'lachesis-rl[torch]'" in rest
-    assert ready.startswith("ready: lachesis demo plays here") and "word_problems -n 2 -m reference" in ready
+    assert ready.startswith("ready: lachesis demo runs here") and "word_problems -n 2 -m reference" in ready
     for wrong in (["dokcer"], ["train", "--options", "{a: 1}"]):
         with pytest.raises(SystemExit) as ended:
             doctor.main(wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from lachesis_testing.export_suite import example_groups
 from lachesis_view.app import serve
 from lachesis_view.index import Index
 from tests.support.chromium import PROGRAM, open_page
-from tests.support.viewed_runs import mixed_run
+from tests.support.viewed_runs import mixed_run, played_trees
 
 AXE = os.environ.get("LACHESIS_AXE", "")
 pytestmark = pytest.mark.skipif(not AXE or PROGRAM is None, reason="needs axe-core and Chromium: make test-axe")
@@ -27,6 +29,10 @@ PATHS = (
     "group/mixed/0",
     "rollout/mixed/0/0",
     "diff?a=mixed/0/0&b=other/0/0",
+    "group/trees/0",
+    "rollout/trees/0/1",
+    "group/examples/0",
+    "rollout/examples/0/0#tokens",
     "audits",
     "pools",
     "no/such/page",
@@ -43,6 +49,10 @@ async def test_no_page_has_a_serious_finding(tmp_path: Path) -> None:
     root.mkdir()
     await asyncio.to_thread(mixed_run, root)
     shutil.copytree(root / "mixed", root / "other")
+    (root / "trees").mkdir()
+    await played_trees(root / "trees")
+    (root / "examples").mkdir()
+    (root / "examples" / "groups.jsonl").write_text("".join(json.dumps(group) + "\n" for group in example_groups()))
     script = await asyncio.to_thread(Path(AXE).read_text, encoding="utf-8")
     index = Index(root, tmp_path / "index.sqlite")
     await asyncio.to_thread(index.refresh)

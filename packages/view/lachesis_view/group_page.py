@@ -11,7 +11,7 @@ from typing import Any
 
 from lachesis_messages.records.groups import stored_messages
 from lachesis_view.html import pretty
-from lachesis_view.html.rollout import rollout_view, short_line, texts_of, tool_views
+from lachesis_view.html.rollout import rollout_view, short_line, texts_of, title_of, tool_views
 from lachesis_view.metrics import of_siblings
 from lachesis_view.rollout_page import advantages, common_prefix
 from lachesis_view.token_text import TokenTexts
@@ -43,6 +43,7 @@ def group_context(
     tokens = None if tree and tree["forked"] and not only else _tokens(_last_samples(group, chosen), vocabulary)
     return {
         "group": {name: group.get(name) for name in ("environment", "item_key", "model", "run", "number", "timestamp")},
+        "title": title_of(group.get("item"), stored_messages(group, rollouts[0]) if rollouts else ()),
         "item": pretty(group.get("item")),
         "tools": tool_views(group),
         "count": len(rollouts),

@@ -10,7 +10,7 @@ from typing import Any
 from lachesis_messages.records.groups import has_other_branches, rollout_samples, stored_messages
 from lachesis_tokens.samples.advantages import rollout_advantages
 from lachesis_view.html import pretty
-from lachesis_view.html.rollout import inherited_turns, rollout_view, tool_views
+from lachesis_view.html.rollout import inherited_turns, rollout_view, title_of, tool_views
 from lachesis_view.html.times import time_view
 from lachesis_view.token_text import TokenTexts
 from lachesis_view.trees import tree_parts
@@ -41,6 +41,7 @@ def rollout_context(group: Mapping[str, Any], n: int, again: str = "") -> dict[s
             message["step_in"] = f"{again} --at {played} --as agent"
     return {
         "group": {name: group.get(name) for name in ("environment", "item_key", "model", "evaluation")},
+        "title": title_of(group.get("item"), stored_messages(group, rollouts[n])),
         "item": pretty(group.get("item")),
         "rollout": rollouts[n],
         "shown": shown,

@@ -169,7 +169,7 @@ def test_edited_code_gets_a_new_folder_and_the_line_says_how_to_continue_the_old
         said = capsys.readouterr().err
         what = "2 groups" if verb == "process" else "1 sample"
         assert f"words.py changed since {folder}/{name} began ({what} finished)" in said
-        assert f"has the folder {folder}-2" in said
+        assert f"so this run writes to {folder}-2" in said
     assert scores(folder, name) == first == [1.0] * len(first)
     assert scores(f"{folder}-2", name) == [0.5] * len(first)
     edit("words.py", "0.5 *", "0.25 *")

@@ -124,10 +124,11 @@ async def test_every_built_in_figure_is_a_reserved_name(tmp_path: Path) -> None:
     figures.add(lines(result.files.groups)[0])
     names = [*evaluation_metrics(result.summary), *training_metrics(figures.summary())]
     plain = {name.partition("/")[2] for name in names if "/outcome/" not in name}
-    # These are there where there is an interval, where rollouts were left out, where contexts are compressed, and where
-    # a parser read calls.
+    # These are there where there is an interval, where rollouts were left out, where contexts are compressed, where a
+    # parser read calls, and where there are prices.
     sometimes = {"avg_reward_low", "avg_reward_high", "unscored_alarm", "unscored_items"}
     sometimes |= {"compressions", "failed_compressions", "repaired_call_rate", "repaired_calls_alarm"}
+    sometimes |= {"total_cost", "avg_cost"}
     assert plain | sometimes == BUILTIN_FIGURES
 
 
