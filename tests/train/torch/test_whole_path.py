@@ -168,7 +168,7 @@ async def test_a_run_without_more_to_train_ends_with_a_checkpoint_of_all_that_it
     async with asyncio.timeout(900):
         assert await run.supervisor.run() == 1
     assert any(reason in line for name, line in run.lines if name == "environment"), run.lines[-20:]
-    assert any("has ended by itself" in line for name, line in run.lines if name == "lachesis")
+    assert any("has ended on its own" in line for name, line in run.lines if name == "lachesis")
     checkpoint = json.loads((tmp_path / "checkpoint.json").read_text())
     assert checkpoint["step"] == len(run.metrics) == 40 // GROUPS_A_STEP
     assert len(checkpoint["group_ids"]) == 40

@@ -209,7 +209,7 @@ class TrainingPlan:
     async def why_it_cannot_go_on(self, name: str) -> str | None:
         """Wait until the trainer has all batches that it wants without the part that has ended; why not, otherwise."""
         if name not in self.playing:
-            return f"{name} has ended by itself"
+            return f"{name} has ended on its own"
         self.playing.remove(name)
         wanted, size = self.settings.num_steps, self.settings.env.sequences
         async with aiohttp.ClientSession() as session:
