@@ -164,7 +164,7 @@ class RunResult:
         yield f"lachesis view {quote(str(files.groups.parent))}   (every rollout, in the browser)"
         best = max(summary.rewards, default=0.0)
         if best > 0 and not self.evaluation:
-            yield f"lachesis export {quote(str(files.groups))} --format trl --out trl.jsonl   (or openai, dpo, parquet, ...)"
+            yield f"lachesis export {quote(str(files.groups))} --format trl --out trl.jsonl   (or openai, dpo, ...)"
             if files.samples.exists() and files.samples.stat().st_size:
                 samples = quote(str(files.samples))
                 yield (
