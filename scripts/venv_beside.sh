@@ -15,10 +15,11 @@ chmod +x "$venv/bin/lachesis"
 cmp -s "$list" "$venv/.installed" && exit
 echo "installing $(grep -c '==' "$list") packages of $list into $venv ..."
 "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --requirement "$list" || {
-  echo "error: pip could not install $list, see above; run the same command again to go on" >&2
-  # For torch "+cpu" admits no CUDA build of some GB, which is what PyPI has.
-  ! grep -q '^torch.*+cpu' "$list" || echo "  If it finds no CPU build of torch, PyTorch's installation page names the index" \
-    "that has it: PIP_EXTRA_INDEX_URL=... make train-venv" >&2
+  echo "error: pip could not install $list, see above" >&2
+  # "+cpu" admits no CUDA build of some GB, which is what PyPI has.
+  ! grep -q '^torch.*+cpu' "$list" || echo "  If it names torch: its index has no CPU build. Name one that has, from PyTorch's" \
+    "installation page: PIP_EXTRA_INDEX_URL=URL make train-venv" >&2
+  echo "  If a download broke: run the same command again, which goes on." >&2
   exit 1
 }
 cp "$list" "$venv/.installed"

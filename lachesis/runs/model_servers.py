@@ -171,7 +171,7 @@ def _embedded(config: ServerConfig) -> Any:
 
 def model_files(configs: Sequence[ServerConfig]) -> list[Path]:
     """The files of the models that the run starts itself."""
-    return [_embedded(config).model_file for config in configs if is_local_model(config)]
+    return [file for config in configs if is_local_model(config) for file in _embedded(config).files]
 
 
 async def check_models(env: Environment, clients: Sequence[Any], *, wait: bool) -> None:

@@ -238,6 +238,20 @@ def no_policy(_: Any) -> None:
     """What an environment has that does not write one."""
 
 
+@pytest.mark.parametrize("verb", ["check", "audit"])
+def test_an_environment_without_items_is_no_success(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "empty"]) == 0
+    text = Path("empty.py").read_text()
+    Path("empty.py").write_text(
+        re.sub(r"(async def get_next_item\(self\).*?:\n).*?\n\n", r"\1        return None\n\n", text, flags=re.S)
+    )
+    capsys.readouterr()
+    assert main([verb, "empty.py"]) == 2
+    shown = capsys.readouterr()
+    assert "empty has no items: get_next_item returned None at its first call" in " ".join(shown.err.split())
+    assert "nothing suspicious" not in shown.out.lower() and "Traceback" not in shown.err
+
+
 def test_a_file_with_the_name_of_another_module_is_not_taken_for_that(capsys: pytest.CaptureFixture[str]) -> None:
     main(["new", "short"])
     Path("json.py").write_text(Path("short.py").read_text())

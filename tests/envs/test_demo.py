@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lachesis.cli import main
 from lachesis_envs.verbs import demo
 from lachesis_messages.records.jsonl import read_lines
 from lachesis_view import verb
@@ -50,3 +51,16 @@ def test_a_trained_adapter_finds_what_the_model_alone_does_not(
     assert sum(each == 1.0 for each in rewards["stock-trained"]) >= 4
     shown = " ".join(capsys.readouterr().out.split())
     assert "on items that the training has not seen" in shown and "calls look_up:" in shown
+
+
+@pytest.mark.model
+def test_an_evaluation_is_not_continued_with_another_adapter_of_the_same_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = demo.ADAPTER.read_bytes()
+    (adapter := tmp_path / "mine.gguf").write_bytes(content)
+    play = ["eval", "tool_result", "-m", str(adapter), "-t", "4", "-o", str(tmp_path / "run"), "-n"]
+    assert main([*play, "1"]) == 0
+    adapter.write_bytes(content[:-2] + bytes(2))
+    assert main([*play, "2"]) == 2
+    assert "was started with other settings (model_file:" in " ".join(capsys.readouterr().err.split())

@@ -141,6 +141,8 @@ class Stage:
             values = map(str, item.values()) if isinstance(item, Mapping) and prompt else ()
             facts.secrets.append([value for value in values if 1 < len(value) < 60 and value not in prompt])
             self._read_tools(item)
+        if not self.items:
+            raise SettingsError(f"{env.run_name} has no items: get_next_item returned None at its first call")
         facts.has_turns = env.follow_up is not None or any(facts.tools)
 
     def _read_tools(self, item: Any) -> None:

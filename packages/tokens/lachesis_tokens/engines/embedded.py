@@ -100,11 +100,15 @@ class EmbeddedServer(AsyncService):
 
     @property
     def model_file(self) -> Path:
-        """The GGUF file with all weights: SmolLM2's under an adapter. Raises `EmbeddedServerError` if it is missing."""
-        return self._files()[0]
+        """The first of `files`: vocabulary and all weights."""
+        return self.files[0]
 
-    def _files(self) -> tuple[Path, Path | None]:
-        """The file of the whole model, and that of the adapter, if one was given."""
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The GGUF file of the whole model, and that of the adapter if one was given: together they are what plays.
+
+        Raises `EmbeddedServerError` if one is missing.
+        """
         if importlib.util.find_spec("xllamacpp") is None:
             raise self._error("the package xllamacpp is not installed", "pip install xllamacpp")
         path = None
@@ -113,9 +117,9 @@ class EmbeddedServer(AsyncService):
             if not path.is_file():
                 raise NoModelFile(self.model, f"there is no file {path}", 'give the path of a GGUF file, or "smollm2"')
             if not _is_adapter(path):
-                return path, None
+                return (path,)
         try:
-            return smollm2_file(), path
+            return (smollm2_file(), path) if path is not None else (smollm2_file(),)
         except FileNotFoundError as error:
             raise self._error(*str(error).split("; ", 1)) from None
 
@@ -131,11 +135,11 @@ class EmbeddedServer(AsyncService):
 
     async def start(self) -> None:
         """Start the child and wait until the model is loaded. Raises `EmbeddedServerError`."""
-        model, adapter = self._files()
+        model, *adapters = self.files
         order = {
             "name": self.model_name,
             "path": str(model),
-            "adapter": adapter and str(adapter),
+            "adapters": list(map(str, adapters)),
             "threads": self.threads,
             "parallel": self.parallel,
             "context": self.context,

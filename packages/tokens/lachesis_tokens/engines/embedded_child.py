@@ -45,8 +45,7 @@ def _server(settings: dict[str, Any]) -> Any:
 
     params = xllamacpp.CommonParams()
     params.model.path = settings["path"]
-    if settings["adapter"] is not None:
-        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(settings["adapter"])]
+    params.lora_adapters = list(map(xllamacpp.CommonAdapterLoraInfo, settings["adapters"]))
     params.model_alias = {settings["name"]}
     params.hostnames = ["127.0.0.1"]
     params.api_keys = [settings["api_key"]]  # its port is open to every user and to web pages
