@@ -339,7 +339,7 @@ async def test_colours_follow_the_reward_and_not_the_outcome(
                 async with session.get(f"{url}{page}") as answer:
                     text = await answer.text()
                     assert answer.status == 200, text
-                ended, earned = ("faint", f"cell {cell}") if page == "rollouts" else ("tag ", f"score {score}")
+                ended, earned = ("faint nowrap", f"cell {cell}") if page == "rollouts" else ("tag ", f"score {score}")
                 assert f'<span class="{ended}">completed</span>' in text, page
                 assert f'class="{earned}"' in text, page
     finally:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from backends.errors import LachesisError
 from lachesis.figures.intervals import mean_over_items
+from lachesis_testing.export_suite import example_groups
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
 from lachesis_view.index import BATCH, Index, NoSuchGroup
@@ -76,6 +77,18 @@ def test_every_rollout_has_a_row_with_what_its_record_says(root: Path) -> None:
         assert {rows[-1, n]["cause"] for n in (0, 1)} == {index.group("mixed", -1)["rollouts"][0]["unscored_kind"]}
         with pytest.raises(NoSuchGroup, match="no group 7"):
             index.group("mixed", 7)
+
+
+def test_tokens_that_no_server_counted_are_unknown_and_not_0(tmp_path: Path) -> None:
+    first, *others = example_groups()
+    first["rollouts"][0] |= {"uncounted_requests": 2, "completion_tokens": 0}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "groups.jsonl").write_text("".join(json.dumps(group) + "\n" for group in (first, *others)))
+    with indexed(tmp_path) as index:
+        known = {(row["number"], row["n"]): row["tokens"] for row in index.rollouts(Filter(), 100).rows}
+        assert known[0, 0] is None and all(tokens is not None for at, tokens in known.items() if at != (0, 0))
+        (run,) = index.runs()
+        assert run["tokens"] == sum(filter(None, known.values())) and run["counted"] == len(known) - 1
 
 
 @pytest.mark.parametrize(
@@ -481,7 +494,7 @@ def test_lines_of_a_wrong_type_hide_nothing_else_and_the_first_line_says_not_wha
             "reward": (float, type(None)),
             "seconds": (float, type(None)),
             "turns": int,
-            "tokens": int,
+            "tokens": (int, type(None)),
             "outcome": str,
         }
         assert all(isinstance(row[name], kind) for row in listed.values() for name, kind in kinds.items())

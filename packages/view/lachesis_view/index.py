@@ -46,7 +46,7 @@ from lachesis_view.notes import folder_of, rows_of
 from lachesis_view.rows import MISSHAPEN, as_count, as_name, as_time, parsed, rollout_row, searched_text, storable
 from lachesis_view.trained import LINES, as_group
 
-VERSION = 8
+VERSION = 9
 """Of the tables."""
 APPLICATION = 0x4C616368
 """In the header of an SQLite file: it is an index of the viewer, and may be rebuilt."""
@@ -460,7 +460,7 @@ class Index:
                 "SELECT run, count(*) AS rollouts, count(DISTINCT number) AS groups, count(reward) AS scored, "
                 "count(DISTINCT item) AS item_count, "
                 "max(time) AS latest, "
-                "avg(turns) AS turns, avg(tokens) AS tokens, "
+                "avg(turns) AS turns, sum(tokens) AS tokens, count(tokens) AS counted, "
                 "sum(calls) FILTER (WHERE errors IS NOT NULL) AS calls, sum(errors) AS errors "
                 "FROM rollouts GROUP BY run"
             )
@@ -490,6 +490,7 @@ class Index:
                     "calls": 0,
                     "errors": 0,
                     "tokens": None,
+                    "counted": 0,
                     **figures.get(name, {}),
                     **row,
                     "settings": parsed(row["settings"]),

@@ -52,7 +52,7 @@ def rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[A
         None
         if (counts := rollout["tool_stats"]) is None
         else sum(as_count(each["failure"]) for each in counts.values()),
-        as_count(rollout.get("completion_tokens", 0)),
+        None if rollout.get("uncounted_requests") else as_count(rollout.get("completion_tokens", 0)),
         None if rollout["seconds"] is None else _number(rollout["seconds"]),
         _metrics(rollout),
         _tools(rollout),

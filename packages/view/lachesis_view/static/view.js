@@ -72,7 +72,7 @@
   one("#find")?.addEventListener("input", find);
   one("#find")?.addEventListener("keydown", (event) => { if (event.key === "Enter") event.preventDefault(); });
 
-  // Notes: sent as they are changed, one after the other.
+  // Notes: sent as they are changed, one after the other; also when the page is left right after.
   const note = one("#note"), star = one("#note .star");
   let sending = Promise.resolve();
   function send() {
@@ -80,7 +80,7 @@
     if (star.ariaPressed === "true") tags.push("starred");
     const body = JSON.stringify({ tags, note: note.elements.note.value });
     sending = sending.then(async () => {
-      const answer = await fetch(note.dataset.post, { method: "POST", headers: { "Content-Type": "application/json" }, body }).catch(() => null);
+      const answer = await fetch(note.dataset.post, { method: "POST", headers: { "Content-Type": "application/json" }, body, keepalive: true }).catch(() => null);
       one("output", note).textContent = answer?.ok ? "saved" : `not saved: ${answer ? (answer.status < 404 ? await answer.text() : answer.status) : "the viewer does not answer"}`;
     });
   }
