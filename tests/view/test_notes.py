@@ -143,7 +143,10 @@ async def test_a_star_and_a_tag_are_given_on_the_page_of_a_rollout(index: Index)
                 "starred",
             ]
             await page.eval("document.querySelector('#list td.title a').click()")
-            await page.until("document.querySelector('.star')?.ariaPressed === 'true'")
+            # The button is there before the script that listens to its form.
+            await page.until(
+                "document.readyState === 'complete' && document.querySelector('.star')?.ariaPressed === 'true'"
+            )
             await page.eval(
                 "(() => { const field = document.forms.note.elements.tags; field.value = '<b>'; "
                 "field.dispatchEvent(new Event('change', {bubbles: true})); })()"
