@@ -48,7 +48,9 @@ def environment_class(target: str) -> Any:
             hint = "none are installed; Lachesis' own are in the package lachesis-envs"
         raise SettingsError(f"there is no environment {target!r}; {hint} (or write path.py:Class)")
     if (place := target.partition(":")[0]).endswith(".py") and not Path(place).is_file():
-        raise SettingsError(f"there is no file {place}")
+        near = close_names(Path(place).name, (found.name for found in Path(place).parent.glob("*.py")), cutoff=0.6)
+        hint = f"; did you mean {' or '.join(str(Path(place).with_name(name)) for name in near)}?" if near else ""
+        raise SettingsError(f"there is no file {place}{hint}")
     from lachesis.base_env import HermesAgentBaseEnv
 
     if (scheme := place) in (schemes := SCHEMES.names()):

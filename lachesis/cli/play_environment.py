@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,6 +19,8 @@ _DESCRIPTION: Final = {
     "process": "Play groups of rollouts, and write them down as training data.",
     "serve": "Play groups for a trainer, which gets them from `lachesis api`.",
 }
+PLAIN: Final = ("--config", "--slurm", "--testing", "--save-trajectories", "--save_trajectories")
+"""Flags of every setting's parser that have no section."""
 _EPILOG: Final = """\
 ENV is env.py, env.py:Class, package.module:Class, SCHEME:NAME, or a name that `lachesis envs` lists.
 
@@ -51,12 +53,33 @@ def main(
         return command_line.main(env_cls, [command, "--help"], prog=prog)
     given, rest = parser.parse_known_args(rest)
     names = {text.partition("=")[0] for text in rest}
+    _reject_misspelt(parser, names)
     flags = []
     for setting, value in vars(given).items():
         if f"--{setting}" in names:
             raise SettingsError(f"--{setting} is given twice: it is {settings[setting]} here; keep one of the two")
         flags.append(f"--{setting}={value}")
     return command_line.main(env_cls, [command, *rest, *flags], prog=prog, run=run)
+
+
+def _reject_misspelt(parser: argparse.ArgumentParser, given: Iterable[str]) -> None:
+    """An unknown flag that is near a short one; the others are flags of settings, or nearly so."""
+    from lachesis.settings.flags import close_names
+
+    own = {name.lstrip("-"): action for action in parser._actions for name in action.option_strings}
+    by_word = {word: action for action in own.values() for word in action.dest.rpartition(".")[2].split("_")}
+    known = {**by_word, **own}
+    for flag in given:
+        name = flag.lstrip("-").replace("_", "-")
+        if flag.startswith("--") and "." not in flag and flag not in PLAIN and (near := close_names(name, known)):
+            action = known[near[0]]
+            parser.error(f"unknown flag {flag}; did you mean {action.option_strings[-1]} ({action.help})?")
+
+
+def _at_least_one(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
 
 
 def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
@@ -89,14 +112,14 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
     )
     add("openai.base_url", "URL", "URL of the OpenAI-compatible server", "-b", "--base-url")
     add("openai.api_key", "KEY", "API key of the server", "-k", "--api-key")
-    add(number, "N", counted, "-n", read=int)
-    add("env.eval_samples" if evaluates else "env.group_size", "N", "rollouts per item", "-r", read=int)
+    add(number, "N", counted, "-n", read=int if verb == "serve" else _at_least_one)
+    add("env.eval_samples" if evaluates else "env.group_size", "N", "rollouts per item", "-r", read=_at_least_one)
     workers = "env.max_eval_workers" if evaluates else "env.max_num_workers"
-    add(workers, "N", f"{'rollouts' if evaluates else 'groups'} at once", "-c", "--concurrency", read=int)
+    add(workers, "N", f"{'rollouts' if evaluates else 'groups'} at once", "-c", "--concurrency", read=_at_least_one)
     temperature = "env.eval_temperature" if evaluates else "env.agent_temperature"
     add(temperature, "T", "sampling temperature", "-T", "--temperature", read=float)
-    add("env.max_token_length", "N", "limit of tokens in one answer", "-t", "--max-tokens", read=int)
-    add("env.max_agent_turns", "N", "limit of turns in a rollout", "--max-turns", read=int)
+    add("env.max_token_length", "N", "limit of tokens in one answer", "-t", "--max-tokens", read=_at_least_one)
+    add("env.max_agent_turns", "N", "limit of turns in a rollout", "--max-turns", read=_at_least_one)
     add(
         "env.enabled_toolsets",
         "A,B",

@@ -302,7 +302,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not YAML: {error}") from error
+        where = str(error).replace(' in "<unicode string>",', "")
+        raise SettingsError(f"{path} is not YAML: {where}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -39,8 +39,14 @@ GROUPS = {
 }
 
 
+SECTIONS = {"environment": "env", "environments": "env", "model": "openai", "server": "openai"}
+"""Sections of a YAML file, by what they may be taken for."""
+
+
 class Parser(argparse.ArgumentParser):
     """Names the flags that are near an unknown one."""
+
+    lists_all = "--help"
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         parsed, rest = self.parse_known_args(args, namespace)
@@ -60,7 +66,8 @@ class Parser(argparse.ArgumentParser):
         section = unknown.rpartition(".")[0]
         of_section = [flag for flag in flags if section and flag.rpartition(".")[0] == section]
         near = _close_flags(unknown, of_section, cutoff=0.8) or _close_flags(unknown, flags)
-        hint = f"did you mean {' or '.join(near)}?" if near else "--help lists all of them"
+        all_of_them = getattr(command, "lists_all", "--help")
+        hint = f"did you mean {' or '.join(near)}?" if near else f"{all_of_them} lists all of them"
         command.error(f"unknown setting {unknown}; {hint}")
 
 
@@ -76,7 +83,9 @@ class _HelpWithBackend(argparse._HelpAction):
 def close_names(name: str, known: Iterable[str], *, cutoff: float = 0.7) -> list[str]:
     """The known names that somebody may have meant, nearest first; also by another name that they have."""
     known = list(known)
-    others = {other: meant for other, meant in (*SHORT.items(), *OTHER_NAMES.items()) if meant in known}
+    others = {
+        other: meant for other, meant in (*SHORT.items(), *OTHER_NAMES.items(), *SECTIONS.items()) if meant in known
+    }
     if name in others:
         return [others[name]]
     near = get_close_matches(name, {**others, **dict.fromkeys(known)}, n=3, cutoff=cutoff)
@@ -113,6 +122,7 @@ def make_parser(
             allow_abbrev=False,
             add_help=False,
         )
+        sub.lists_all = "--help-all" if prog else "--help"
         sub.set_defaults(parser=sub)
         add = sub.add_argument
         add("-h", "--help", action=_HelpWithBackend, help="show this help message and exit")

@@ -119,7 +119,16 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         *((f"{server} --port 65536", 2, "65536 is not a port") for server in ("api", "fake-server", "view")),
         ("nope", 2, "there is no verb 'nope'; choose from doctor, demo"),
         ("evall gsm8k", 2, "there is no verb 'evall'; did you mean eval?"),
-        ("eval gsm8k -n two", 2, "argument -n: invalid int value: 'two'"),
+        ("eval gsm8k -n two", 2, "argument -n: 'two' is not a number of at least 1"),
+        ("eval gsm8k -n 0", 2, "argument -n: '0' is not a number of at least 1"),
+        ("eval gsm8k --modle m", 2, "did you mean --model (name of the model"),
+        ("eval gsm8k --sampels 3", 2, "did you mean -r (rollouts per item)?"),
+        ("eval gsm8k --group-size 3", 2, "did you mean --env.group_size?"),
+        ("eval gsm8k --unheard-of", 2, "--help-all lists all of them"),
+        ("eval tsk.py", 2, "there is no file tsk.py; did you mean task.py?"),
+        ("eval gsm8k --config misspelt.yaml", 2, "unknown setting misspelt.yaml: enviroment; did you mean env?"),
+        ("eval gsm8k --config broken.yaml", 2, "broken.yaml is not YAML: while parsing a flow mapping\n  line 1"),
+        ("train --env gsm9k", 2, "did you mean gsm8k?"),
         ("export nowhere --format harbo --out x", 2, "'harbor' writes a folder"),
     ],
 )
@@ -133,6 +142,9 @@ def test_every_wrong_setting_ends_with_2_and_what_cannot_be_reached_with_1(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LACHESIS_API_TOKEN", raising=False)
+    Path("task.py").touch()
+    Path("misspelt.yaml").write_text("enviroment: {group_size: 2}", encoding="utf-8")
+    Path("broken.yaml").write_text("env: {a", encoding="utf-8")
     verb, *arguments = command.split()
     usual = ["--openai.model_name=reference", "--env.total_steps=1"]
     try:

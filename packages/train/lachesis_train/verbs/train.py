@@ -144,6 +144,8 @@ class TrainingPlan:
     def of(cls, given: argparse.Namespace, flags: Mapping[str, Sequence[str]]) -> TrainingPlan:
         """Raises `SettingsError` for settings that one of the processes would refuse."""
         config = ["--config", given.config] if given.config else []
+        for target in given.env or () if not config else ():  # a file may have names of its own
+            environment_class(target)
         api_port, policy_port = free_ports(2)
         added = {
             "env.rollout_server_url": f"http://127.0.0.1:{api_port}",
