@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 import lachesis_client.http_attempts as http_attempts_module
 import lachesis_client.http_client as http_client
 import lachesis_tokens.prompts.tokenizer_proof as tokenizer_proof_module
+from lachesis.settings.server_settings import ServerConfigError
 from lachesis_client import BadResponse, ServerUnavailable
 from lachesis_client.sampling import Sampling
 from lachesis_messages.tokens import TokenPrefix
@@ -37,6 +39,7 @@ from lachesis_tokens.samples.group_shapes import (
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import verify_records
 from lachesis_tokens.server.replays import ReplayGuard
+from lachesis_tokens.server.serving import named_tokenizer
 from lachesis_tokens.server.token_server import TokenServer
 from lachesis_tokens.wire.service import WebService, json_response
 from tests.support.ports import free_port
@@ -357,3 +360,14 @@ class Proxy(Gateway):
 
 def server_engine(server: FakeServer) -> Any:
     return create_engine("vllm", server.settings())
+
+
+def test_a_hub_that_refuses_is_asked_once_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        hub = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub)
+    with pytest.raises(
+        ServerConfigError, match=f"it is not in the cache, and {hub} cannot be reached"
+    ):
+        named_tokenizer("nobody/nothing", "env.tokenizer_name")

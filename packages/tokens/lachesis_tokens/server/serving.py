@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from backends.lazy import quiet_imports
 from lachesis.runs.environment import Environment
@@ -143,10 +142,11 @@ def named_tokenizer(name: str, setting: str) -> Any:
     from lachesis_tokens.prompts.model_folders import tokenizer_of
 
     place = tokenizer_of(name)
+    offline = "" if Path(place).exists() else _why_offline()
     try:
-        return AutoTokenizer.from_pretrained(place, local_files_only=not Path(place).exists() and _is_offline())
+        return AutoTokenizer.from_pretrained(place, local_files_only=bool(offline))
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = f"it is not in the cache, and {offline}" if offline else str(error).strip().splitlines()[0]
         raise ServerConfigError(
             f"tokenizer {name!r} cannot be loaded ({reason}); set --{setting} to the model's folder or name"
         ) from error
@@ -161,17 +161,19 @@ def _tokenizer_of_file(path: Path) -> Any:
     return tokenizer
 
 
-def _is_offline() -> bool:
-    """Whether the hub has no address here: its library would try a minute long."""
-    from huggingface_hub.constants import ENDPOINT
+def _why_offline() -> str:
+    """Why the hub is not reached, if it is not: asked once, since its library would try for minutes."""
+    from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 
-    if getproxies():
-        return False
+    if HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
     try:
-        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, None)
-    except OSError:
-        return True
-    return False
+        urlopen(Request(ENDPOINT, method="HEAD"), timeout=10).close()
+    except HTTPError:
+        return ""  # what a proxy or the hub says of a name is said to its library too
+    except (OSError, ValueError) as error:
+        return f"{ENDPOINT} cannot be reached: {getattr(error, 'reason', error)}"
+    return ""
 
 
 async def check_tokens(env: Environment, server: TokenServer, tools: Sequence[dict[str, Any]]) -> None:
