@@ -252,6 +252,7 @@ def _note_without_effect(
 ) -> None:
     """Name the settings that are accepted and change nothing."""
     ignored, of_serve = [], []
+    of_trainer = any(file.get(section) for section in OF_TRAINER)
     removed = {f"env.{name}": None for name in in_code.model_fields_set if facts_of(type(in_code), name).removed}
     for namespace, model in (("env", type(in_code)), ("openai", ServerConfig)):
         in_file = file.get(namespace) or {}
@@ -260,8 +261,8 @@ def _note_without_effect(
             facts = facts_of(model, name)
             if facts.removed:
                 removed[f"env.{name}"] = None
-            elif name == "batch_size" and any(file.get(section) for section in OF_TRAINER):
-                continue  # the trainer reads it in the same file
+            elif (name == "batch_size" or facts.only_serve) and name not in flags.get(namespace, {}) and of_trainer:
+                continue  # the trainer and `serve` read it in the same file
             elif facts.ignored:
                 ignored.append(f"{namespace}.{name}")
             elif facts.only_serve and command != "serve":

@@ -191,7 +191,9 @@ def _only_chats(env: Environment, server: ModelServer | None, *, training: bool)
     """Whether model servers make the prompts, from messages."""
     configs = env.server_configs
     if server is not None:
-        return not tracks_tokens(server)
+        from lachesis.runs.reference_policy import ReferencePolicy  # most runs play none
+
+        return not tracks_tokens(server) and not isinstance(server, ReferencePolicy)
     return not plays_reference(configs) and not any(token_engine(config, training=training) for config in configs)
 
 

@@ -43,8 +43,8 @@ class SilenceWatch:
                     self._tell(
                         f"warning: the model server {client.base_url} has answered nothing for {silence:.0f} s; "
                         f"{client.in_flight} requests wait, each for up to {client.settings.timeout:g} s "
-                        "(openai.timeout). Its model may be slow. If not: is openai.base_url the server's, is there a "
-                        "proxy between, what does its log say?"
+                        "(openai.timeout). It may be slow or in training. If not: is openai.base_url the server's, is "
+                        "there a proxy between, what does its log say?"
                     )
                 elif again and silence < SILENT_AFTER:
                     self._told[client] = 0.0

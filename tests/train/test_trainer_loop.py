@@ -86,7 +86,7 @@ class Engine:
             self.weights = ()
         return self
 
-    async def resume(self, path: str, *_: Any) -> Engine:
+    async def resume(self, path: str, *_: Any, **__: Any) -> Engine:
         self.broken = False
         with self.fault():
             self.weights = self.saved[path]
@@ -95,10 +95,6 @@ class Engine:
     async def take(self, state: str, run_dir: Path) -> None:
         with self.fault():
             assert state in self.saved
-
-    async def load_weights(self, path: str) -> None:
-        with self.fault():
-            self.weights = self.saved[path]
 
     async def step_in_parts(self, data: Sequence[Datum], parts: Sequence[LossPart], adam: Any) -> Trained:
         with self.fault():

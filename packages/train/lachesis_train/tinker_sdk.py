@@ -147,14 +147,14 @@ class Service:
         client = await _call(f"train {base_model}", create, base_model, **_fields(shape))
         return Training(self._rest, client)
 
-    async def resume(self, path: str, base_model: str, shape: LoraShape) -> Training:
-        """The adapter and the state of its optimizer, as `Training.save_state` saved them."""
-        what = f"load {path}"
-        load = self._client.create_training_client_from_state_with_optimizer
-        if _is_old():  # there it asks for the shape of the adapter, which not every server can say
+    async def resume(self, path: str, base_model: str, shape: LoraShape, *, optimizer: bool = True) -> Training:
+        """The adapter of this shape that `Training.save_state` saved, with the state of its optimizer or a new one."""
+        what, end = f"load {path}", "_with_optimizer" if optimizer else ""
+        if _is_old():  # there that asks for the shape of the adapter, which not every server can say
             training = await self.train(base_model, shape)
-            await _call(what, training.client.load_state_with_optimizer, path)
+            await _call(what, getattr(training.client, f"load_state{end}"), path)
             return training
+        load = getattr(self._client, f"create_training_client_from_state{end}")
         return Training(self._rest, await _call(what, load, path))
 
     async def base_sampler(self, base_model: str) -> TinkerSampler:
@@ -219,10 +219,6 @@ class Training:
         batch = [_to_tinker(tinker, datum) for datum in data]
         output = await _call("compute logprobs", self.client.forward, batch, loss)
         return Trained([_plain(each["logprobs"]) for each in output.loss_fn_outputs], output.metrics)
-
-    async def load_weights(self, path: str) -> None:
-        """Take the weights of a state, of an adapter of the same shape; Adam starts over."""
-        await _call(f"load {path}", self.client.load_state, path)
 
     async def save_state(self, name: str) -> str:
         """Save the adapter and the state of its optimizer; the path to load them from."""

@@ -367,7 +367,5 @@ def test_a_hub_that_refuses_is_asked_once_and_named(monkeypatch: pytest.MonkeyPa
         hub = f"http://127.0.0.1:{closed.getsockname()[1]}"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub)
-    with pytest.raises(
-        ServerConfigError, match=f"it is not in the cache, and {hub} cannot be reached"
-    ):
+    with pytest.raises(ServerConfigError, match=f"it is not in the cache, and {hub} cannot be reached"):
         named_tokenizer("nobody/nothing", "env.tokenizer_name")

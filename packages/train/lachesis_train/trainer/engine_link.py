@@ -69,11 +69,10 @@ async def while_alive(link: EngineLink, call: Coroutine[Any, Any, T]) -> T:
 
 async def begin(link: EngineLink, service: Service, settings: Settings, first: str | None) -> Training:
     """The adapter of a run that begins: a new one, or one with the state `first` of another run."""
-    training = await while_alive(link, service.train(settings.base_model, settings.lora))
-    if first is not None and settings.first_run is not None:
-        await link.take(first, settings.first_run)
-        await while_alive(link, training.load_weights(first))
-    return training
+    if first is None or settings.first_run is None:
+        return await while_alive(link, service.train(settings.base_model, settings.lora))
+    await link.take(first, settings.first_run)
+    return await while_alive(link, service.resume(first, settings.base_model, settings.lora, optimizer=False))
 
 
 def pause_after(failures: int) -> float:

@@ -173,18 +173,31 @@ async def forecast(training: Training, settings: Settings, work: Work | None = N
     reads = len(datum.tokens) / (time.perf_counter() - begun)
     tokens = given.sequences * min(given.tokens, shape.context)
     seconds, threads = max(1.0, tokens * GRADIENTS_COST / reads), settings.training.engine_threads
-    lines = [
-        f"at most {counted(given.sequences, 'sequence')} of {counted(given.tokens, 'token')} a step: its gradients "
-        f"take up to about {duration(seconds)} on this CPU with {counted(threads, 'thread')}, those of "
-        f"{counted(given.steps, 'step')} up to {duration(seconds * given.steps)}; prompts are read at "
-        f"{reads:,.0f} tokens/s; memory up to about {memory_of_step(shape, settings, given) / GIB:.1f} GiB"
-    ]
+    longest = f"{counted(given.sequences, 'sequence')} of {counted(given.tokens, 'token')}"
+    rest = (
+        f"on this CPU with {counted(threads, 'thread')}; prompts are read at {reads:,.0f} tokens/s; memory up to about "
+        f"{memory_of_step(shape, settings, given) / GIB:.1f} GiB"
+    )
+    if work is None:  # nobody knows yet how long the rollouts will be
+        lines = [
+            f"the gradients of a step would take about {duration(seconds)} if it had {longest}, the most that the "
+            f"settings allow, and half of that if they were half as long; {rest}"
+        ]
+        slow = "if a step takes too long, lower"
+    else:
+        lines = [
+            f"at most {longest} a step: its gradients take up to about {duration(seconds)}, those of "
+            f"{counted(given.steps, 'step')} up to {duration(seconds * given.steps)}, {rest}"
+        ]
+        slow = (
+            f"warning: a step may take {duration(seconds)}, too long to see whether anything is learned. To shorten "
+            "it, lower"
+        )
     if seconds > SLOW_STEP:
         processors = len(os.sched_getaffinity(0))
         more = f"raise training.engine_threads ({processors} processors are here), " if threads < processors else ""
         lines.append(
-            f"warning: a step may take {duration(seconds)}, too long to see whether anything is learned. To shorten "
-            f"it, lower training.max_token_trainer_length or the sequences of a step (env.batch_size), {more}train "
+            f"{slow} training.max_token_trainer_length or the sequences of a step (env.batch_size), {more}train "
             "fewer layers (training.engine_lora_layers), a smaller model, or use a GPU (training.engine_device)"
         )
     return lines

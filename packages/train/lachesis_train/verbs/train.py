@@ -29,6 +29,8 @@ from backends.errors import ExitCode, SettingsError
 from lachesis.cli.environment_classes import environment_class
 from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs import command_line
+from lachesis.settings.setting_facts import all_facts
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_train.processes.ports import free_ports
 from lachesis_train.processes.process import Part
 from lachesis_train.processes.supervisor import Supervisor
@@ -198,7 +200,9 @@ class TrainingPlan:
             parts.append(Part(place or "environment", command, grace=90.0))
             items = each.training.get("warm_start", settings.training.warm_start)
             if items and settings.training.warm_start and not (folder / CHECKPOINT).exists():
-                of_play = {name: values for name, values in of_it.items() if name not in OF_SERVE} | {
+                of_play = {
+                    name: values for name, values in of_it.items() if name not in OF_SERVE and not _only_serve(name)
+                } | {
                     "env.total_steps": [str(items)],
                     "env.group_size": ["1"],
                     "env.tree_at": ["null"],
@@ -244,6 +248,12 @@ def of_trainer(name: str) -> bool:
     if section == "env":
         return field in EnvSettings.model_fields
     return section in ("training", "sft") or (section == "openai" and field in OF_BOTH)
+
+
+def _only_serve(name: str) -> bool:
+    section, _, field = name.partition(".")
+    facts = all_facts(HermesAgentEnvConfig)
+    return section == "env" and field in facts and facts[field].only_serve
 
 
 def of_environment(name: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from backends.errors import SettingsError
+from backends.text import counted
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs import commands
 from lachesis.runs.atropos_base import overrides
@@ -38,7 +39,13 @@ async def play(env: Any) -> Any:
         )
     env.use_server(ReferenceTokens(policy, await asyncio.to_thread(_prompts, env)))
     own_items = overrides(env, HermesAgentBaseEnv, "get_eval_items") or env.evaluates_itself
-    return await commands.process(env, hold_out=env.config.steps_per_eval > 0 and not own_items)
+    result = await commands.process(env, hold_out=env.config.steps_per_eval > 0 and not own_items)
+    if result.exit_code:
+        return result  # its table says why
+    what = f"warm start: {counted(result.summary.rollouts, 'rollout')} of the reference policy, mean reward"
+    line = f"{what} {result.summary.reward.mean:.3f}: {result.files.groups}"
+    env.console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return None
 
 
 def _prompts(env: Any) -> DatasetPrompts:
