@@ -8,14 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-VARYING = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8,}|\d+(\.\d+)?")
+VARYING = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8,}|\d+(?:\.\d+)?")
 """What differs between two failures with the same cause: ids, ports, times."""
-_NAMED = re.compile(r"""'[^']*'|"[^"]*"|/[^:;,]*""")
-"""The same of what a model named: paths, arguments."""
+_DIFFERS = re.compile(rf"""('[^']*'|"[^"]*"|/[^:;,]*|…|{VARYING.pattern})""")
+"""The same with what a model named: paths, arguments."""
 MOST_KINDS = 200
 """Reasons of a tool that are told apart; a model can make up any number of them."""
 MOST_REASONS = 3
 _LENGTH = 120
+_Kind = tuple[str, ...]
+"""The parts of an error that do not differ."""
 
 
 @dataclass(slots=True)
@@ -26,8 +28,9 @@ class ToolFailures:
     """By tool: all its calls."""
     failed: Counter[str] = field(default_factory=Counter)
     """By tool, the calls that failed."""
-    _reasons: dict[str, Counter[str]] = field(default_factory=dict)
-    _examples: dict[tuple[str, str], str] = field(default_factory=dict)
+    _reasons: dict[str, Counter[_Kind]] = field(default_factory=dict)
+    _said: dict[tuple[str, _Kind], list[str]] = field(default_factory=dict)
+    """By tool and reason: its text in parts, every second one with what differs, or "…" where it did."""
 
     def add(self, stats: Mapping[str, Mapping[str, int]], errors: Iterable[tuple[str, str]]) -> None:
         """A rollout: its `tool_stats`, and the tool and the error of each call that failed."""
@@ -39,11 +42,13 @@ class ToolFailures:
 
     def _add_reason(self, tool: str, said: str, count: int) -> None:
         reasons = self._reasons.setdefault(tool, Counter())
-        kind = VARYING.sub("#", _NAMED.sub("#", said))
+        parts = _DIFFERS.split(said)
+        kind = tuple(parts[::2])
         if kind not in reasons and len(reasons) >= MOST_KINDS:
-            kind = said = "another reason"
+            parts, kind = ["another reason"], ("another reason",)
         reasons[kind] += count
-        self._examples.setdefault((tool, kind), said)
+        known = self._said.setdefault((tool, kind), parts)
+        known[1::2] = (old if old == new else "…" for old, new in zip(known[1::2], parts[1::2], strict=True))
 
     def add_record(self, rollout: Mapping[str, Any]) -> None:
         """The same from a record of a groups file."""
@@ -54,7 +59,7 @@ class ToolFailures:
         """Each tool that was called: its name, its calls, its failures, and the reasons with counts."""
         for tool, calls in self.calls.items():
             reasons = self._reasons.get(tool, Counter())
-            yield tool, calls, self.failed[tool], [(self._examples[tool, kind], reasons[kind]) for kind in reasons]
+            yield tool, calls, self.failed[tool], [("".join(self._said[tool, kind]), reasons[kind]) for kind in reasons]
 
     def add_rows(self, rows: Iterable[tuple[str, int, int, list[tuple[str, int]]]]) -> None:
         """The result of `to_rows`."""

@@ -80,7 +80,7 @@ class TokenCount:
         self.prompt_tokens += usage.prompt_tokens or 0
         self.completion_tokens += usage.completion_tokens or 0
         self.cached_tokens += usage.cached_tokens or 0
-        self.uncounted_requests += usage.completion_tokens is None
+        self.uncounted_requests += usage.sampled and usage.completion_tokens is None
 
     def include(self, other: TokenCount) -> None:
         """Add the counts of another one."""

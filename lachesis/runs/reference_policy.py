@@ -26,7 +26,7 @@ from lachesis_client.chat_options import AnswerTimes, ChatOptions, Split, check_
 from lachesis_client.errors import RequestRejected, ServerUnavailable
 from lachesis_client.model_server import MessageServer
 from lachesis_messages.messages import FinishReason, Message
-from lachesis_messages.responses import ChatResponse, as_message
+from lachesis_messages.responses import ChatResponse, Usage, as_message
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -103,6 +103,7 @@ class ReferencePolicy(MessageServer):
             raw_finish_reason=reason.value,
             model=MODEL_NAME,
             latency=latency,
+            usage=Usage(sampled=False),
             server=MODEL_NAME,
             sampling={**self._recorded, **sampling, **(options.get("extra_body") or {})},
         )

@@ -175,7 +175,10 @@ class RunResult:
     def advice(self) -> Iterator[str]:
         summary = self.summary
         best = max(summary.rewards, default=0.0)
-        if summary.scored > 1 and len(summary.rewards) == 1:
+        if not (summary.completion_tokens or summary.uncounted_requests):  # no model: that of a reference policy
+            if summary.scored and best <= 0:
+                yield f"every reward is {best:.2f} though no model played: the reference policy or the reward is wrong"
+        elif summary.scored > 1 and len(summary.rewards) == 1:
             if best <= 0:
                 yield f"every reward is {best:.2f}: {self._why_zero()}"
             elif not self.evaluation:

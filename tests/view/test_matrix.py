@@ -60,6 +60,21 @@ def index(tmp_path: Path) -> Iterator[Index]:
     index.close()
 
 
+def test_what_weighs_nothing_is_no_reason_and_no_call_of_an_offered_tool_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "runs/run/samples.jsonl"
+    written(path, {"a": [0.0], "b": [0.5]})
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line["tools"] = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+        line["rollouts"][0] |= {"tool_calls": 0, "tool_stats": {}, "tool_errors": []}
+        line["rollouts"][0] |= {"metrics": {"reward/right": 0.0, "reward/read": 0.0}, "reward_weights": {"read": 0.0}}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    index = Index(tmp_path / "runs", tmp_path / "index.sqlite")
+    index.refresh()
+    assert [row["why"] for row in matrix(index, "run")["rows"]] == [[("no tool call", 1), ("right 0", 1)]] * 2
+    index.close()
+
+
 def keys(found: dict[str, Any]) -> list[str]:
     return [row["item"].removesuffix("-1") for row in found["rows"]]
 

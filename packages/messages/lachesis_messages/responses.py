@@ -29,6 +29,8 @@ class Usage:
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     """Prompt tokens that the server had in its prefix cache."""
+    sampled: bool = True
+    """False of a policy that samples nothing, so that there is nothing to count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from lachesis_view.notes import folder_of, rows_of
 from lachesis_view.rows import MISSHAPEN, as_count, as_name, as_time, parsed, rollout_row, searched_text, storable
 from lachesis_view.trained import LINES, as_group
 
-VERSION = 9
+VERSION = 10
 """Of the tables."""
 APPLICATION = 0x4C616368
 """In the header of an SQLite file: it is an index of the viewer, and may be rebuilt."""
@@ -65,7 +65,7 @@ CREATE INDEX IF NOT EXISTS groups_of_file ON groups (file);
 CREATE INDEX IF NOT EXISTS groups_of_item ON groups (run, key);
 CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY AUTOINCREMENT, file INTEGER, run TEXT, number INTEGER,
   n INTEGER, item TEXT, title TEXT, reward REAL, outcome TEXT, cause TEXT, turns INTEGER, calls INTEGER, errors INTEGER,
-  tokens INTEGER, seconds REAL, metrics TEXT, tools TEXT, time REAL);
+  tokens INTEGER, seconds REAL, metrics TEXT, tools TEXT, why TEXT, time REAL);
 CREATE INDEX IF NOT EXISTS rollouts_of_run ON rollouts (run, number, n);
 CREATE INDEX IF NOT EXISTS rollouts_of_item ON rollouts (run, item, reward);
 CREATE INDEX IF NOT EXISTS rollouts_of_file ON rollouts (file);
@@ -77,7 +77,8 @@ CREATE INDEX IF NOT EXISTS notes_of_run ON notes (run, number, n);
 CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (body, content='', tokenize="unicode61 tokenchars '_'");
 """
 _COLUMNS = (
-    "run, number, n, item, title, reward, outcome, cause, turns, calls, errors, tokens, seconds, metrics, tools, time"
+    "run, number, n, item, title, reward, outcome, cause, turns, calls, errors, tokens, seconds, metrics, tools, why, "
+    "time"
 )
 
 
@@ -433,7 +434,7 @@ class Index:
             )
         # Two files may have the name of one run: the one that was read last counts.
         self._database.execute("DELETE FROM rollouts WHERE run = ? AND number = ?", (run, number))
-        insert = f"INSERT INTO rollouts (file, {_COLUMNS}) VALUES ({', '.join('?' * 17)})"
+        insert = f"INSERT INTO rollouts (file, {_COLUMNS}) VALUES ({', '.join('?' * 18)})"
         for row, text in zip(rows, texts, strict=True):
             cursor = self._database.execute(insert, row)
             self._database.execute("INSERT INTO texts (rowid, body) VALUES (?, ?)", (cursor.lastrowid, text))

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import orjson
 
 from lachesis.figures.intervals import Mean
 from lachesis.figures.passes import PASS, pass_at_k
+from lachesis.figures.tool_failures import ToolFailures
 from lachesis_view.index import Index
 from lachesis_view.pairs import Difference, paired
+from lachesis_view.rows import REASONS
 
 ITEMS = 50
 """Of a page."""
 SAMPLES = 64
 """Of an item that are shown."""
-REASONS = 3
 ORDERS = {
     "changed": "abs(mean - other) DESC NULLS LAST, mean",
     "fell": "mean - other NULLS LAST",
@@ -35,7 +37,7 @@ _MEANS = (
     "FROM rollouts WHERE run = ? GROUP BY item"
 )
 _SAMPLES = (
-    "SELECT number, n, item, title, reward, outcome, cause, tools, metrics FROM rollouts "
+    "SELECT number, n, item, title, reward, outcome, cause, tools, why FROM rollouts "
     "WHERE run = ? AND item IN ({}) ORDER BY number < 0, number, n"
 )
 
@@ -70,11 +72,11 @@ def matrix(index: Index, run: str, against: str = "", order: str = "worst", page
                 "item": key,
                 "title": next((each["title"] for each in samples if each["title"]), key),
                 "numbers": sorted({each["number"] for each in samples}),
-                "samples": [(*_cell(each), "; ".join(_why(each))) for each in samples[:SAMPLES]],
-                "others": [(*_cell(each), "; ".join(_why(each))) for each in theirs.get(key, ())[:SAMPLES]],
+                "samples": [_cell(each) for each in samples[:SAMPLES]],
+                "others": [_cell(each) for each in theirs.get(key, ())[:SAMPLES]],
                 "more": max(0, len(samples) - SAMPLES),
                 "change": None if mean is None or other is None else mean - other,
-                "why": Counter(why for each in samples for why in _why(each)).most_common(REASONS),
+                "why": sorted(_why(samples), key=lambda each: -each[1])[:REASONS],
             }
         )
     return {"rows": rows, "total": total, "page": page, "pages": -(-total // ITEMS), "against": against, "order": order}
@@ -87,27 +89,24 @@ def _samples(index: Index, run: str, keys: Sequence[str]) -> dict[str, list[Mapp
     return found
 
 
-def _cell(row: Mapping[str, Any]) -> tuple[float | None, int, int]:
-    return row["reward"], row["number"], row["n"]
+def _cell(row: Mapping[str, Any]) -> tuple[float | None, int, int, str]:
+    return row["reward"], row["number"], row["n"], "; ".join(why for why, _ in _why([row]))
 
 
-def _why(row: Mapping[str, Any]) -> Iterator[str]:
-    """Why a sample has no score or less than a pass: how it ended, parts of the reward that are 0, failed calls."""
-    if row["reward"] is not None and row["reward"] >= PASS:
-        return
-    if row["reward"] is None:
-        yield f"no score: {row['cause'] or row['outcome']}".replace("_", " ")
-        return
-    if row["cause"] or row["outcome"] != "completed":
-        yield (row["cause"] or row["outcome"]).replace("_", " ")
-    parts = orjson.loads(row["metrics"] or "{}")
-    zero = [name.removeprefix("reward/") for name, value in parts.items() if name.startswith("reward/") and value <= 0]
-    if zero and len(parts) > 1:
-        yield f"{' and '.join(zero[:REASONS])} 0"
-    for tool, (_, failed, reasons) in orjson.loads(row["tools"] or "{}").items():
-        if failed:
-            said = max(reasons, key=lambda reason: reason[1], default=("failed", 1))[0]
-            yield f"{tool}: {said}"
+def _why(samples: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
+    """Why samples fail, with counts: how they ended, parts of the reward that are 0, the commonest failure of each
+    tool."""
+    counts, failures = Counter[str](), ToolFailures()
+    for row in samples:
+        if row["why"] or (row["reward"] is not None and row["reward"] < PASS):
+            counts.update(filter(None, row["why"].split("\n")))
+            of_tools = orjson.loads(row["tools"] or "{}").items() if row["reward"] is not None else ()
+            for tool, (_, failed, reasons) in of_tools:
+                if failed:
+                    said, _ = max(reasons, key=itemgetter(1), default=("failed", 1))
+                    failures.add_rows([(tool, 1, 1, [(said, 1)])])
+    yield from counts.items()
+    yield from ((f"{tool}: {said}", count) for tool, _, _, reasons in failures for said, count in reasons)
 
 
 def passes(index: Index, run: str) -> tuple[int, Mean] | None:

@@ -13,16 +13,19 @@ from typing import Any
 
 import orjson
 
+from lachesis.figures.passes import PASS
 from lachesis.figures.repaired_calls import NAME as REPAIRED_CALLS
 from lachesis.figures.tool_failures import ToolFailures
 from lachesis_messages.records.groups import stored_messages
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
-from lachesis_view.html.rollout import texts_of, title_of
+from lachesis_view.html.rollout import COMPONENT, texts_of, title_of
 from lachesis_view.metrics import metric_name
 
 TEXT_LIMIT = 100_000
 """Characters of a rollout that can be searched for: half from its beginning, half from its end."""
 NAME_LENGTH = 200
+REASONS = 3
+"""That an item or a sample fails, shown at most."""
 METRICS = 50
 """Components and metrics of a rollout that are kept."""
 MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -39,7 +42,7 @@ def parsed(line: bytes | str) -> dict[str, Any]:
 
 
 def rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[Any, ...]:
-    """From `title` to `tools`."""
+    """From `title` to `why`."""
     verifier = rollout.get("verifier") or {}
     causes = (rollout.get("unscored_kind"), verifier.get("cause"), rollout.get("agent_fault"), rollout.get("skipped"))
     return (
@@ -56,7 +59,31 @@ def rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[A
         None if rollout["seconds"] is None else _number(rollout["seconds"]),
         _metrics(rollout),
         _tools(rollout),
+        "\n".join(_why(group, rollout, as_name(next(filter(None, causes), "")))),
     )
+
+
+def _why(group: Mapping[str, Any], rollout: Mapping[str, Any], cause: str) -> Iterator[str]:
+    """Why it has no score or less than a pass, failed calls aside: how it ended, parts of the reward that are 0."""
+    reward, outcome = rollout["reward"], as_name(rollout["outcome"])
+    if reward is not None and reward >= PASS:
+        return
+    said = (cause or outcome).replace("_", " ")
+    if reward is None:
+        yield f"no score: {said}"
+        return
+    if cause or outcome != "completed":
+        yield said
+    elif group.get("tools") and not rollout["tool_calls"]:
+        yield "no tool call"
+    metrics, weights = rollout.get("metrics") or {}, rollout.get("reward_weights") or {}
+    if not isinstance(metrics, dict) or not isinstance(weights, dict):
+        return
+    parts = {name[len(COMPONENT) :]: value for name, value in metrics.items() if name.startswith(COMPONENT)}
+    numbers = {name: value for name, value in parts.items() if isinstance(value, int | float)}
+    zero = [as_name(name) for name, value in numbers.items() if value <= 0 and weights.get(name, 1)]
+    if zero and len(metrics) > 1:
+        yield f"{' and '.join(zero[:REASONS])} 0"
 
 
 def _tools(rollout: Mapping[str, Any]) -> str | None:

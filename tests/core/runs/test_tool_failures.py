@@ -20,7 +20,7 @@ from lachesis_view.index import Index
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import ManyWords, process
 
-WORDS = st.text("ab'/\n ", max_size=8)
+WORDS = st.text("ab'\"/\n 1.x:#…", max_size=8)
 
 
 def reads_nothing(request: dict[str, Any]) -> Any:
@@ -66,6 +66,15 @@ def test_no_failure_is_lost_or_doubled_however_they_are_added(errors: list[tuple
     for tool, failed, calls, reasons in at_once:
         assert failed == sum(count for _, count in reasons) == stats[tool]["failure"] and calls == 40
         assert reasons in [found for name, _, _, found in one_by_one if name == tool]
+
+
+def test_what_differs_among_failures_of_one_reason_is_left_out() -> None:
+    failures = ToolFailures()
+    for name, code in (("a", 2), ("b", 2)):
+        failures.add({"run": {"count": 1, "failure": 1}}, [("run", f"no such file: /srv/{name} (exit code {code})")])
+        failures.add({"run": {"count": 1, "failure": 1}}, [("run", f"{name!r} is no {'name' * 2}, line 7")])
+    (line,) = failures.lines()
+    assert line == "run 4 of 4: 2 x no such file: …; 2 x … is no namename, line 7"
 
 
 def test_a_model_that_makes_up_errors_fills_no_memory() -> None:

@@ -20,7 +20,7 @@ _NOT_RECORDED: dict[str, Any] = dict.fromkeys(
     ("anchor", "turn", "label", "context", "of", "exit_code", "span", "step_in", "text_same", "reasoning_same")
 )
 """What only `rollout_view` and those who call it know of a message."""
-_COMPONENT = "reward/"
+COMPONENT = "reward/"
 TITLE_LENGTH = 110
 _IMAGES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
 
@@ -38,7 +38,7 @@ def rollout_view(group: Mapping[str, Any], rollout: Mapping[str, Any], prefix: s
         "rollout": rollout,
         "line": " · ".join(f"{name} {value}" for name, value in figures.items()),
         "rewards": _rewards(rollout),
-        "metrics": {name: value for name, value in figures.items() if not name.startswith(_COMPONENT)},
+        "metrics": {name: value for name, value in figures.items() if not name.startswith(COMPONENT)},
         "branches": shown,
         "failed": [
             call for branch in shown for message in branch["messages"] for call in message["calls"] if call["failed"]
@@ -59,7 +59,7 @@ def _rewards(rollout: Mapping[str, Any]) -> list[dict[str, Any]]:
     weights = rollout.get("reward_weights") or {}
     rows = [
         {"name": name, "value": value, "weight": weights.get(name), "calls": calls.pop(name, [])}
-        for name, value in ((each[len(_COMPONENT) :], values[each]) for each in values if each.startswith(_COMPONENT))
+        for name, value in ((each[len(COMPONENT) :], values[each]) for each in values if each.startswith(COMPONENT))
     ]
     return rows + [{"name": name, "value": None, "weight": None, "calls": of} for name, of in calls.items()]
 
