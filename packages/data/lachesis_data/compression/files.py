@@ -59,10 +59,10 @@ class EntrySample:
 
 
 def find_jobs(source: Path, output: Path | None, suffix: str) -> list[CompressionJob]:
-    """The files to compress: `source`, or the `*.jsonl` in it. Raises SettingsError."""
+    """The files to compress: `source`, or the `*.jsonl` in it without the groups of runs. Raises SettingsError."""
     if source.is_dir():
         folder = output or source.with_name(source.name + suffix)
-        files = sorted(path for path in source.glob("*.jsonl") if path.is_file())
+        files = sorted(path for path in source.glob("*.jsonl") if path.is_file() and not _has_groups(path))
         if not files:
             raise SettingsError(f"{source} has no *.jsonl file; name a folder with trajectories, or a file")
         if folder.exists() and not folder.is_dir():
@@ -79,6 +79,11 @@ def find_jobs(source: Path, output: Path | None, suffix: str) -> list[Compressio
             if path.exists() and path.samefile(job.source):
                 raise SettingsError(f"{path} is the input itself; name another file or folder with --output")
     return jobs
+
+
+def _has_groups(path: Path) -> bool:
+    """Whether it is the file of groups of a run, or of those that failed."""
+    return path.with_name(f"{path.stem.removesuffix('.failed')}.run.json").exists()
 
 
 async def compress_file(

@@ -13,6 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from shlex import quote
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -117,6 +118,10 @@ async def _run(given: argparse.Namespace, settings: CompressionFileSettings, job
         print(f"  {_why_over(settings, totals)}", file=sys.stderr)
     for kind, entries in totals.errors.items():
         print(f"  left as they were: {entries} entries, {kind}", file=sys.stderr)
+    if not given.dry_run and totals.sums["entries"]:
+        written = jobs[-1].output  # of a run: those that completed
+        out = quote(str(written.with_name(f"{written.stem}_openai.jsonl")))
+        print(f"next  lachesis trajectories convert {quote(str(written))} --to openai --out {out}   (or trl, parquet)")
     if not totals.sums["entries"]:
         print(f"error: {given.input} has no entries", file=sys.stderr)
     return 1 if totals.sums["failed"] or not totals.sums["entries"] else 0
