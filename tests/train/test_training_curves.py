@@ -438,9 +438,11 @@ def test_the_report_of_a_folder_can_be_written_again(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out.strip() == str(tmp_path / "again.html")
     again = (tmp_path / "again.html").read_text()
     assert re.sub("as of [^<]*|<title>.*|<h1>.*", "", again) == re.sub("as of [^<]*|<title>.*|<h1>.*", "", before)
+    assert main(["report", str(tmp_path.parent)]) != 0
+    assert f"name one of its runs: {tmp_path}" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["report", str(tmp_path / "empty")]) != 0
-    assert "is not a folder of a training run" in capsys.readouterr().err
+    assert "has no groups.jsonl, samples.jsonl, metrics.jsonl; name the folder of a run" in capsys.readouterr().err
 
 
 def test_an_empty_run_has_a_report_that_says_so(tmp_path: Path) -> None:

@@ -115,6 +115,8 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("tasks show nowhere", 2, "no task is there"),
         ("batch --env gsm9k --batch_size 1 --run_name x --max_samples 1", 2, "did you mean gsm8k?"),
         ("compress --input nowhere", 2, "no file or folder nowhere"),
+        ("eval compare played nowhere", 1, "that is a run of `process`; play an evaluation"),
+        ("trajectories show played --line 7", 2, "played/trajectory_samples.jsonl: no entry has line 7"),
         ("api --host 0.0.0.0", 2, "LACHESIS_API_TOKEN"),
         *((f"{server} --port 65536", 2, "65536 is not a port") for server in ("api", "fake-server", "view")),
         ("nope", 2, "there is no verb 'nope'; choose from doctor, demo"),
@@ -143,6 +145,9 @@ def test_every_wrong_setting_ends_with_2_and_what_cannot_be_reached_with_1(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LACHESIS_API_TOKEN", raising=False)
     Path("task.py").touch()
+    Path("played").mkdir()
+    for name in ("groups.jsonl", "trajectory_samples.jsonl"):
+        Path("played", name).touch()
     Path("misspelt.yaml").write_text("enviroment: {group_size: 2}", encoding="utf-8")
     Path("broken.yaml").write_text("env: {a", encoding="utf-8")
     verb, *arguments = command.split()

@@ -25,6 +25,7 @@ from lachesis_data.files.formats import CONVERTIBLE, converter, format_of, read_
 from lachesis_data.files.validation import VALIDATORS, validate_entry
 from lachesis_data.verbs.export import options_of, print_counts, printable
 from lachesis_messages.errors import MessageError
+from lachesis_messages.records.entries import COMPLETED_FILE
 from lachesis_messages.records.export_lines import Unsuitable
 from lachesis_messages.records.jsonl import JsonlError, has_torn_tail
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verb = verbs.add_parser(name, help=help_text, description=help_text)
         verb.set_defaults(run=run)
         several = {} if name == "show" else {"nargs": "+"}
-        verb.add_argument("files", type=Path, metavar="FILE", help="JSON Lines or .parquet", **several)  # type: ignore[arg-type]
+        verb.add_argument("files", type=_file, metavar="FILE", help="JSON Lines or .parquet", **several)  # type: ignore[arg-type]
         return verb
 
     stats = add("stats", _stats, "counts of turns, tools, reasoning and rewards")
@@ -138,12 +139,19 @@ def _validate(arguments: argparse.Namespace) -> int:
     return int(bool(wrong) or not valid)
 
 
+def _file(text: str) -> Path:
+    """Of the folder of a run, its completed trajectories."""
+    path = Path(text)
+    return path / COMPLETED_FILE if (path / COMPLETED_FILE).is_file() else path
+
+
 def _show(arguments: argparse.Namespace) -> int:
     with _lines([arguments.files], bad=lambda error: None) as lines:
         for line in lines:
             ids = (line.entry.get("rollout_id"), line.entry.get("prompt_index"))
             wanted = line.number == arguments.line if arguments.id is None else arguments.id in map(str, ids)
             if wanted:
+                more = next(lines, None) is not None
                 break
         else:
             what = f"line {arguments.line}" if arguments.id is None else f"id {arguments.id!r}"
@@ -166,6 +174,8 @@ def _show(arguments: argparse.Namespace) -> int:
         text = printable("\n".join(parts))
         cut = len(text) - arguments.width if arguments.width else 0
         console.print(text if cut <= 0 else f"{text[: arguments.width]}\n... {cut} more characters (--width 0: all)")
+    if more:
+        print(f"line {line.number} of {line.path}; --line {line.number + 1} shows the next one", file=sys.stderr)
     return 0
 
 

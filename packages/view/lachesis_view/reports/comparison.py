@@ -53,7 +53,11 @@ def read_samples(path: Path) -> Iterator[dict[str, Any]]:
     path = path / "samples.jsonl" if path.is_dir() else path
     files = RunFiles(path)
     if not path.exists() and not files.failures.exists():
-        raise ComparisonError(f"there is no {path}; name the folder of an evaluation, or its samples.jsonl")
+        played = path.with_name("groups.jsonl").exists()
+        hint = "that is a run of `process`; play an evaluation, lachesis eval ENV -o FOLDER, and name its folder"
+        raise ComparisonError(
+            f"there is no {path}; {hint if played else 'name the folder of an evaluation, or its samples.jsonl'}"
+        )
     done = set()
     for record in read_lines(path, torn_tail=True) if path.exists() else ():
         done.add(record.get("item_key"))

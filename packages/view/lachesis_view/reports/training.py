@@ -23,6 +23,7 @@ from lachesis_view.html import Templates, write_page
 from lachesis_view.html.rollout import message_view
 from lachesis_view.reports.charts import Chart, Line, bar_chart, line_chart, number
 
+FILES_OF_RUNS = ("groups.jsonl", "samples.jsonl", "metrics.jsonl")
 MAX_STEPS = 60
 """Steps whose rollouts are shown."""
 MAX_CHARACTERS = 12_000_000
@@ -41,7 +42,9 @@ def write_report(run_dir: Path, *, title: str | None = None, output: Path | None
     """
     path = run_dir / "metrics.jsonl"
     if not path.exists():
-        raise LachesisError(f"{run_dir} is not a folder of a training run: it has no {path.name}; name its run_dir")
+        runs = sorted({str(file.parent) for file in run_dir.glob("*/*") if file.name in FILES_OF_RUNS})
+        hint = f"name one of its runs: {', '.join(runs[:8])}" if runs else "name the folder of a run"
+        raise LachesisError(f"{run_dir} has no {', '.join(FILES_OF_RUNS)}; {hint}")
     output = output or run_dir / "report.html"
     page = render_report(
         title or run_dir.absolute().name,

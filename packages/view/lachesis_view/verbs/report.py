@@ -16,8 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "groups",
         type=Path,
-        help="a groups.jsonl of `process` or `batch`, or its folder; a samples.jsonl of `evaluate`; or the folder of a "
-        "training run",
+        help="the folder of a run, a groups.jsonl of `process` or `batch`, or a samples.jsonl of `evaluate`",
     )
     parser.add_argument("--output", type=Path, help="where to write it (default: next to the file, as .html)")
     one = parser.add_mutually_exclusive_group()
@@ -32,8 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from lachesis_messages.records.jsonl import has_torn_tail, read_lines
     from lachesis_view.reports.run import write_report
 
-    if (arguments.groups / "groups.jsonl").is_file():
-        arguments.groups /= "groups.jsonl"
+    for name in ("samples.jsonl", "groups.jsonl"):
+        if (arguments.groups / name).is_file():
+            arguments.groups /= name
     if arguments.groups.is_dir():
         from lachesis_view.reports import training as training_report
 
