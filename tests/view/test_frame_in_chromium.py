@@ -176,6 +176,8 @@ async def test_runs_are_compared_and_pages_fit_a_phone_in_the_dark(played: Path,
         await page.open(url)
         shown = HOSTILE.replace("\u202e", "\\u{202e}")
         assert shown in await page.eval("document.querySelector('#list').textContent")
+        seen = "[...document.querySelectorAll('#list input, #compare button')].every(each => each.checkVisibility())"
+        assert await page.eval(seen) and await page.eval("document.querySelector('#compare button').disabled")
         await page.eval("document.querySelectorAll('#list input').forEach(box => box.click())")
         await page.eval("document.querySelector('#compare button').click()")
         await page.until("document.querySelector('#curves')?.dataset.drawn > 3")

@@ -99,8 +99,16 @@
     if (current) mark(document.getElementById(current), false);
     if (one("#find")) find();
     times();
+    choose();
   });
   times();
+
+  function choose() {
+    const button = one("#compare button");
+    if (button) button.disabled = all("#list input:checked").length < 2;
+  }
+  one("#compare")?.addEventListener("change", choose);
+  choose();
 
   // Curves.
   const holder = one("#curves");
