@@ -118,6 +118,7 @@
   const several = new Set();
   // Counts with all their digits. uPlot's own texts have three decimals, and 300 digits where a number has them.
   const short = (value) => Math.abs(value) < 1e9 ? String(Number.isInteger(value) ? value : +value.toPrecision(4)) : value.toExponential(2);
+  const whole = [...Array(9).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power)); // there is no group 1.5
   // A canvas takes colours, not the name of a token.
   const tone = (token) => { holder.style.color = `var(${token})`; const found = getComputedStyle(holder).color; holder.style.color = ""; return found; };
   // The axis fits what is drawn, with room above and below; shares stay between 0 and 1, and what has no negative value above 0.
@@ -152,7 +153,7 @@
     const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
     card.plot?.destroy();
     card.plot = new uPlot({
-      width: Math.max(200, card.clientWidth - 30), height: 210, series, bands, axes: [{ ...axis }, { ...axis, size: 64, values: (_, values) => values.map(short) }],
+      width: Math.max(200, card.clientWidth - 30), height: 210, series, bands, axes: [chart.over === "time" ? axis : { ...axis, incrs: whole }, { ...axis, size: 64, values: (_, values) => values.map(short) }],
       scales: { x: { time: chart.over === "time" }, y: { range: (_, least, most) => fitted(chart, least, most) } }, cursor: { drag: { x: true, y: false } },
       legend: { live: true, show: true },
     }, tables.length > 1 ? uPlot.join(tables) : tables[0], card);
