@@ -10,6 +10,7 @@
 #   harbor      task folders and jobs against Harbor's own models and viewer
 #   pools       pools of sandboxes: workers by ssh, Slurm and Ray (200 MB; as root, with Debian's slurm-wlm and munge)
 #   programs    agent programs in sandboxes (1.5 GB from PyPI and npm)
+#   pythons     all tests under every python3.12, python3.13 and python3.14 that is here, each in an environment of its own
 #   ray         batches on a real Ray of this machine (200 MB)
 #   skyrl       a training run with SkyRL as the engine (Python 3.12; 6 GB)
 #   slurm       batches under a Slurm of one node; as root, with Debian's slurm-wlm and munge
@@ -93,6 +94,14 @@ case $name in
     programs=${PROGRAMS:-$cache/programs}
     scripts/programs.sh "$programs"
     LACHESIS_PROGRAMS=$programs "$bin/pytest" -s tests/testing/programs
+    ;;
+  pythons)
+    for version in ${PYTHONS:-3.12 3.13 3.14}; do
+      python=python$version
+      "$python" --version 2>/dev/null || { echo "$python is not here"; continue; }
+      PYTHON=$python scripts/venv.sh "$VENV-$version"
+      "$VENV-$version/bin/python" -m tests.run
+    done
     ;;
   ray)
     ray=${RAY:-$cache/ray}
