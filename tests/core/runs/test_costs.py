@@ -41,7 +41,7 @@ async def test_a_run_says_what_its_tokens_cost_and_so_does_each_rollout(tmp_path
     rows = dict(result.rows())
     assert rows["cost"] == f"{total:.4f}, {total / 4:.4f} a rollout"
     assert f"{sum(each['prompt_tokens'] for each in played)} of prompts" in rows["tokens"]
-    assert f"<b>{total:.4f}</b><span>cost" in result.files.report.read_text()
+    assert f"<dt>cost</dt><dd>{total:.4f}</dd>" in result.files.report.read_text()
 
 
 async def test_without_prices_nothing_speaks_of_a_cost(tmp_path: Path) -> None:

@@ -40,12 +40,13 @@ SAFE_TAGS = {
     *("input", "select", "option", "noscript", "kbd", "script"),
     *("svg", "g", "line", "text", "polygon", "polyline", "circle", "path"),
     *("article", "header", "h3", "a", "ol", "li", "img", "code", "tbody"),
+    *("dl", "dt", "dd", "rect"),
 }
 SAFE_ATTRIBUTES = {
     *("lang", "charset", "name", "content", "class", "style", "id", "open", "http-equiv", "title"),
     *("type", "placeholder", "aria-label", "value", "role", "viewbox"),
     *("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "points", "text-anchor", "d", "width", "height"),
-    *("tabindex", "data-step", "href", "src", "alt", "aria-hidden"),
+    *("tabindex", "data-step", "href", "src", "alt", "aria-hidden", "preserveaspectratio"),
 }
 
 
@@ -133,7 +134,7 @@ async def test_repaired_calls_are_in_the_table_the_figures_and_beside_each_call(
     print_result(Console(file=shown, width=200), result)
     assert f"{rollouts_played} of {rollouts_played}, 100.0%: calls repaired by the parser" in shown.getvalue()
     page = result.files.report.read_text(encoding="utf-8")
-    assert f"calls repaired by the parser, {rollouts_played} of {rollouts_played}" in read(page).text
+    assert f"<dd>100.0 % ({rollouts_played} of {rollouts_played})</dd>" in page
     assert "repaired by the parser" in rollouts(page)[0]
     assert training_metrics_of(result.files.groups)["train/repaired_call_rate"] == 1.0
 
@@ -194,12 +195,12 @@ async def test_every_trajectory_of_every_group_is_there(tmp_path: Path, monkeypa
     held = [item[0] for item in items if item[3][0][0] != [None]]
     assert len(items) == 40 and 0 < len(held) == len(groups(long)) < 40
     assert f"The trajectories of {len(held)} of 40 groups are in this page" in long
-    assert "<b>40</b><span>items</span>" in long, "the figures are about all of them"
+    assert "<dt>items</dt><dd>40</dd>" in long, "the figures are about all of them"
     monkeypatch.setattr(report, "MAX_CHARACTERS", 64_000_000)
     monkeypatch.setattr(report, "MAX_ROLLOUTS", 16)
     few, _ = render_report("few", iter(many))
     assert "The trajectories of 5 of 40 groups are in this page" in few, "of three rollouts each"
-    assert "<b>40</b><span>items</span>" in few
+    assert "<dt>items</dt><dd>40</dd>" in few
 
 
 def test_what_a_model_writes_cannot_break_the_report(tmp_path: Path) -> None:

@@ -74,11 +74,13 @@ def inherited_turns(rollout: Mapping[str, Any]) -> int:
 
 
 def title_of(item: Any, messages: Iterable[Mapping[str, Any]]) -> str:
-    """The beginning of what the user asked, and short values of the item that are not in it: some environments ask the
-    same of every item."""
+    """The beginning of what the user asked. Some environments ask the same of every item, so where no longer text of the
+    item is in it, short values of the item follow."""
     said = next((message.get("content") for message in messages if message["role"] in ("user", "context")), "")
     asked = "".join(texts_of(said))
-    own = [_short(value, asked) for value in (item.values() if isinstance(item, Mapping) else [item])]
+    values = list(item.values()) if isinstance(item, Mapping) else [item]
+    differs = any(isinstance(value, str) and len(value) > TITLE_LENGTH // 8 and value in asked for value in values)
+    own = [] if differs else [_short(value, asked) for value in values]
     more = _cut(" · ".join(filter(None, own)), TITLE_LENGTH // 2)
     text = _cut(" ".join(asked[: 8 * TITLE_LENGTH].split()), TITLE_LENGTH - len(more) - 3 * bool(more))
     return " · ".join(filter(None, (text, more)))
