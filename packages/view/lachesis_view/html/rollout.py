@@ -74,7 +74,7 @@ def inherited_turns(rollout: Mapping[str, Any]) -> int:
 
 
 def title_of(item: Any, messages: Iterable[Mapping[str, Any]]) -> str:
-    """The beginning of what the user asked. Some environments ask the same of every item, so where no longer text of the
+    """The beginning of what the user asked. Some environments ask the same of every item: where no longer text of the
     item is in it, short values of the item follow."""
     said = next((message.get("content") for message in messages if message["role"] in ("user", "context")), "")
     asked = "".join(texts_of(said))
