@@ -175,13 +175,10 @@ class RunResult:
     def advice(self) -> Iterator[str]:
         summary = self.summary
         best = max(summary.rewards, default=0.0)
-        if not (summary.completion_tokens or summary.uncounted_requests):  # no model: that of a reference policy
-            if summary.scored and best <= 0:
-                yield f"every reward is {best:.2f} though no model played: the reference policy or the reward is wrong"
-        elif summary.scored > 1 and len(summary.rewards) == 1:
+        if summary.scored > 1 and len(summary.rewards) == 1:
             if best <= 0:
                 yield f"every reward is {best:.2f}: {self._why_zero()}"
-            elif not self.evaluation:
+            elif not self.evaluation and self._sampled:
                 yield (
                     f"every reward is {best:.2f}, so a trainer has nothing to learn from: try harder items, a smaller "
                     "model, or a higher --env.agent_temperature"
@@ -194,10 +191,13 @@ class RunResult:
                 f"{cut} of {self.summary.scored} rollouts were cut off: allow longer answers with "
                 "--env.max_token_length (-t), or serve a longer context"
             )
-        return (
-            "read some rollouts (does the agent know its task, does the reward see its work?), then try easier items "
-            "or a larger model"
-        )
+        then = ", then try easier items or a larger model" if self._sampled else ""
+        return f"read some rollouts (does the agent know its task, does the reward see its work?){then}"
+
+    @property
+    def _sampled(self) -> bool:
+        """Whether a model played, and not a reference policy."""
+        return bool(self.summary.completion_tokens or self.summary.uncounted_requests)
 
     def warnings(self) -> Iterator[str]:
         summary = self.summary
