@@ -63,25 +63,32 @@ class Job:
 
         A failure before bash runs looks like one of bash: a message in the output, and exit code 1 or 126.
         """
-        end = time.monotonic() + FORKING
+        self.attempt(time.monotonic() + FORKING, fds, arguments, cwd, env, inherited)
 
-        def attempt() -> None:
-            try:
-                pid = -1 if self.abandoned else self.shells.start_shell(arguments, fds, cwd, env, inherited)
-            except OSError as error:  # the limit of processes or memory: others may end soon
-                if time.monotonic() < end:
-                    self.loop.after(0.02, attempt)
-                    return
-                os.write(fds[2], b"bash: fork: " + os.fsencode(error.strerror or "failed") + b"\n")
-                self.loop.after(0.0, lambda: self.on_exit(126))
+    def attempt(
+        self,
+        end: float,
+        fds: list[int],
+        arguments: list[bytes],
+        cwd: str | None,
+        env: list[bytes],
+        inherited: dict[int, int],
+    ) -> None:
+        # A function inside `spawn` that names itself would keep the environment until a garbage collection.
+        try:
+            pid = -1 if self.abandoned else self.shells.start_shell(arguments, fds, cwd, env, inherited)
+        except OSError as error:  # the limit of processes or memory: others may end soon
+            if time.monotonic() < end:
+                self.loop.after(0.02, lambda: self.attempt(end, fds, arguments, cwd, env, inherited))
+                return
+            os.write(fds[2], b"bash: fork: " + os.fsencode(error.strerror or "failed") + b"\n")
+            self.loop.after(0.0, lambda: self.on_exit(126))
+        else:
+            if pid < 0:
+                self.loop.after(0.0, lambda: self.on_exit(137))
             else:
-                if pid < 0:
-                    self.loop.after(0.0, lambda: self.on_exit(137))
-                else:
-                    self.adopt(pid)
-            close_all(fds)
-
-        attempt()
+                self.adopt(pid)
+        close_all(fds)
 
     def adopt(self, pid: int) -> None:
         """Take over a running shell."""
