@@ -22,7 +22,7 @@ from lachesis_view.index import Index
 from lachesis_view.single_page import file_name, group_of_one, group_page, rollout_page
 from tests.support.chromium import needs_chromium, open_page
 from tests.support.hostile_groups import hostile_group
-from tests.support.viewed_runs import played_shelves
+from tests.support.viewed_runs import mixed_run, played_shelves
 
 OVERFLOWS = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 
@@ -160,3 +160,11 @@ def test_the_command_writes_the_page_of_one(folder: Path, group: Any, tmp_path: 
 )
 def test_a_key_of_any_text_makes_a_plain_file_name(name: str, found: str) -> None:
     assert file_name("group", name, ".html") == f"group-{found}.html"
+
+
+def test_a_report_that_is_written_again_is_that_of_the_run_with_what_has_no_score(tmp_path: Path) -> None:
+    report = mixed_run(tmp_path) / "mixed/groups.html"
+    of_the_run = report.read_text()
+    report.unlink()
+    assert main(["report", str(report.parent)]) == 0
+    assert report.read_text() == of_the_run

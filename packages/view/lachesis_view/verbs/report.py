@@ -28,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(write_single(arguments.groups, arguments.rollout or "", arguments.group or "", arguments.output))
         return 0
+    from lachesis.runs.file_sink import unscored_groups
+    from lachesis.runs.results import RunFiles
     from lachesis_messages.records.jsonl import has_torn_tail, read_lines
     from lachesis_view.reports.run import write_report
 
@@ -44,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     groups = list(read_lines(arguments.groups, torn_tail=True))
     output = arguments.output or arguments.groups.with_suffix(".html")
     try:
+        done = {group["item_key"] for group in groups}
+        groups += unscored_groups(RunFiles(arguments.groups).failures, done).values()
         title = f"{groups[0]['environment']}: {groups[0]['model']}" if groups else str(arguments.groups)
         summary = write_report(output, title=title, groups=groups)
     except (KeyError, TypeError):
