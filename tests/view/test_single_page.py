@@ -155,6 +155,18 @@ def test_the_command_writes_the_page_of_one(folder: Path, group: Any, tmp_path: 
         assert said in capsys.readouterr().err
 
 
+def test_a_group_that_failed_in_earlier_starts_is_the_one_that_counts(tmp_path: Path) -> None:
+    done, _, failed, _ = example_groups()
+    early = {**failed, "item_key": done["item_key"]}
+    (tmp_path / "groups.jsonl").write_text(json.dumps(done) + "\n")
+    lines = (early, failed, {**failed, "environment": "the last start"})
+    (tmp_path / "groups.failed.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "one.html"
+    for key, said in ((done["item_key"], "Sorted."), (failed["item_key"], "the last start")):
+        assert main(["report", str(tmp_path), "--group", key, "--output", str(out)]) == 0
+        assert said in out.read_text()
+
+
 @pytest.mark.parametrize(
     ("name", "found"), [("../../etc/x y", "etc-x-y"), ("..", "one"), ("é" * 9, "one"), ("a" * 99, "a" * 40)]
 )

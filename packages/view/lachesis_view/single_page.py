@@ -101,6 +101,8 @@ def write_single(path: Path, rollout_id: str, key: str, output: Path | None) -> 
         LachesisError: the group is not of the shape that its page takes, or the page cannot be written.
     """
     found = list(_find(path, rollout_id, key))
+    if key:  # the last failure counts, and none of what a later start finished
+        found = [each for each in found if not each[0].name.endswith(".failed.jsonl")] or found[-1:]
     what = f"rollout {rollout_id}" if rollout_id else f"group {key}"
     if len(found) != 1:
         problem = f"{len(found)} are named {what}; give more of it" if found else f"there is no {what}"
