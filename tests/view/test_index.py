@@ -577,6 +577,9 @@ def test_runs_have_the_names_of_their_folders_and_a_second_one_that_of_its_file(
         "deep/er/groups.jsonl",
         "deep/er/other.jsonl",
         "deep/er/eval/samples.jsonl",
+        "deep/er/eval.jsonl",
+        "runs/groups.jsonl",
+        "groups.jsonl",
         "top.jsonl",
         ".no/x.jsonl",
     ):
@@ -587,7 +590,9 @@ def test_runs_have_the_names_of_their_folders_and_a_second_one_that_of_its_file(
     (root / "deep/metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     with indexed(root) as index:
         runs = {run["name"]: run for run in index.runs()}
-        assert set(runs) == {"deep", "deep/er", "deep/er/other", "deep/er/eval", "mixed", "runs/top"}
+        names = {"deep/er", "deep/er/other", "deep/er/eval", "deep/er/eval.jsonl", "runs", "runs itself"}
+        assert set(runs) == names | {"deep", "mixed", "runs itself/top"}
+        assert {runs[name]["rollouts"] for name in names} == {8}, "no run has lines of two files"
         assert next(iter(runs)) == "deep" and runs["deep"]["steps"] == 2
         charts = {chart["title"]: chart["lines"] for chart in curves(index, ["deep", "mixed"], "step")}
         assert charts["reward"][0]["x"] == [0, 1] and charts["reward"][0]["y"] == [0.0, 0.5]

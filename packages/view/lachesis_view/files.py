@@ -49,8 +49,9 @@ def run_name(root: Path, path: Path) -> str:
     usual = (
         of_step or stem in ("groups", "metrics") or (stem == "samples" and not path.with_name("groups.jsonl").exists())
     )
-    name = root.name if folder == "." else folder
-    return name if usual or of_step else f"{name}/{stem}"
+    # What would have the name of a folder gets another one: the folder may be another run.
+    name = folder if folder != "." else f"{root.name} itself" if (root / root.name).is_dir() else root.name
+    return name if usual or of_step else f"{name}/{stem}{'.jsonl' * (path.parent / stem).is_dir()}"
 
 
 def manifest_of(path: Path) -> tuple[str, int]:

@@ -297,7 +297,7 @@ class Index:
             if row is not None and not has_grown(file, status, row):
                 self._forget(name, known)
                 row = None
-            run = run_name(self.root, path)
+            run = run_name(self.root, path) if row is None else row["run"]
             self._add_run(run, path)
             if row is None:
                 cursor = self._database.execute(
