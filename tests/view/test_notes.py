@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from lachesis_testing.export_suite import example_groups
 from lachesis_view import app as viewer
 from lachesis_view.filters import Filter
 from lachesis_view.index import Index
@@ -83,6 +84,8 @@ async def test_a_note_is_a_line_beside_the_run_and_the_last_one_counts(index: In
         ({"tags": "starred", "note": ""}, {}, 400),
         ({"tags": [], "note": "x" * (LONGEST + 1)}, {}, 400),
         ([], {}, 400),
+        ("[" * 100_000, {}, 400),
+        (SAID, {"Content-Type": "application/json; charset=no"}, 400),
         (SAID, {"Origin": "https://evil.example"}, 403),
         (SAID, {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, 403),
         (SAID, {"Host": "evil.example"}, 403),
@@ -95,14 +98,75 @@ async def test_what_is_no_note_or_from_another_site_writes_nothing(
     runner, url = await viewer.serve(index, "127.0.0.1", 0)
     try:
         headers = {"Content-Type": "application/json", **headers}
+        body = said if isinstance(said, str) else json.dumps(said)
         async with (
             aiohttp.ClientSession() as session,
-            session.post(f"{url}notes/mixed/1/0", data=json.dumps(said), headers=headers) as answer,
+            session.post(f"{url}notes/mixed/1/0", data=body, headers=headers) as answer,
         ):
             assert answer.status == status
     finally:
         await runner.cleanup()
     assert not notes(index)
+
+
+async def test_a_note_stays_with_its_rollout_where_the_file_is_written_over(index: Index) -> None:
+    path = index.root / "mixed/groups.jsonl"
+    groups = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def rewritten() -> None:
+        path.write_text("".join(json.dumps(group) + "\n" for group in groups))
+        index.refresh()
+
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as session:
+            for number, note in ((0, "first"), (3, "second")):
+                async with session.post(f"{url}notes/mixed/{number}/1", json={**SAID, "note": note}) as answer:
+                    assert answer.status == 200
+                # The same lines and as many bytes, in another order: what is said next is said of the other number.
+                groups.reverse()
+                await asyncio.to_thread(rewritten)
+        rows = index.ask("SELECT number, n, tag, note FROM notes WHERE tag != 'odd-end'")
+        assert sorted(map(tuple, rows)) == [(0, 1, "", "second"), (0, 1, "starred", "")], "once, and what was said last"
+        groups[0]["rollouts"].reverse()
+        await asyncio.to_thread(rewritten)
+        assert tagged(index, "starred") == [(0, 0)]
+        for rollout in groups[0]["rollouts"]:
+            rollout["rollout_id"] = f"again {rollout['rollout_id']}"
+        await asyncio.to_thread(rewritten)
+        assert not tagged(index, "starred"), "the item was played again: it is another rollout"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("name", ["rollouts", "runs"])
+async def test_notes_are_in_the_folder_of_the_run_whatever_its_name_is(tmp_path: Path, name: str) -> None:
+    root = tmp_path / name
+    for folder in (root, root / "rollouts"):
+        folder.mkdir()
+        (folder / "groups.jsonl").write_text(json.dumps(example_groups()[0]) + "\n")
+    index = Index(root, tmp_path / "index.sqlite")
+    index.refresh()
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as session:
+            for run in index.runs():
+                async with session.post(f"{url}notes/{run['name']}/0/0", json=SAID) as answer:
+                    assert answer.status == 200
+                assert index.note(run["name"], 0, 0)["tags"] == SAID["tags"]
+    finally:
+        await runner.cleanup()
+        index.close()
+    assert sorted(tmp_path.rglob(NAME)) == [root / NAME, root / "rollouts" / NAME]
+
+
+def test_no_line_of_the_notes_that_people_edit_stops_the_viewer(index: Index) -> None:
+    line = {"file": "groups.jsonl", "item_key": index.group("mixed", 1)["item_key"], "number": 1, "rollout": 0}
+    odd: list[Any] = [{**line, "number": number, "tags": ["odd"], "note": ""} for number in (1e30, 1 << 70, None, "1")]
+    good = {**line, "tags": ["by-hand"], "note": ""}
+    (index.root / "mixed" / NAME).write_text("".join(json.dumps(each) + "\n" for each in ([[]], *odd, good, 7)))
+    index.refresh()
+    assert tagged(index, "by-hand") == [(1, 0)] and not tagged(index, "odd")
 
 
 async def test_who_has_the_token_may_read_and_writes_only_where_that_is_allowed(index: Index) -> None:

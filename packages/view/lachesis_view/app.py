@@ -30,7 +30,7 @@ from lachesis_view.group_page import diff_context, group_context, partings
 from lachesis_view.html.parts import to_json
 from lachesis_view.index import FAILURES_OF, Index, NoSuchGroup
 from lachesis_view.matrix import comparable, difference, matrix, orders, passes
-from lachesis_view.notes import NoteError, note_of, write_note
+from lachesis_view.notes import NoteError, folder_of, note_of, write_note
 from lachesis_view.rollout_page import rollout_context, sample_tokens
 from lachesis_view.single_page import HERE, SHARED, file_name, group_of_one, group_page, rollout_page, templates
 from lachesis_view.token_text import TokenTexts, vocabulary_of
@@ -347,11 +347,11 @@ class Viewer:
         group = await asyncio.to_thread(self.index.group, run, number)
         if n >= len(group["rollouts"]):
             raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}")
-        groups = await asyncio.to_thread(self.index.file_of, run, number)
+        path = (await asyncio.to_thread(self.index.file_of, run, number)).relative_to(self.index.root)
         try:
-            line = note_of(groups, number, n, group, await request.json())
-            await asyncio.to_thread(write_note, groups, line)
-        except (NoteError, JsonlError, ValueError) as error:
+            line = note_of(path, number, n, group, await request.json())
+            await asyncio.to_thread(write_note, self.index.root / folder_of(path), line)
+        except (NoteError, JsonlError, ValueError, LookupError, RecursionError) as error:
             return web.Response(text=str(error)[:300], status=400)
         await asyncio.to_thread(self.index.read_notes)
         await self._tell()

@@ -46,7 +46,7 @@ from lachesis_view.notes import folder_of, rows_of
 from lachesis_view.rows import MISSHAPEN, as_count, as_name, as_time, parsed, rollout_row, searched_text, storable
 from lachesis_view.trained import LINES, as_group
 
-VERSION = 10
+VERSION = 11
 """Of the tables."""
 APPLICATION = 0x4C616368
 """In the header of an SQLite file: it is an index of the viewer, and may be rebuilt."""
@@ -65,7 +65,8 @@ CREATE INDEX IF NOT EXISTS groups_of_file ON groups (file);
 CREATE INDEX IF NOT EXISTS groups_of_item ON groups (run, key);
 CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY AUTOINCREMENT, file INTEGER, run TEXT, number INTEGER,
   n INTEGER, item TEXT, title TEXT, reward REAL, outcome TEXT, cause TEXT, turns INTEGER, calls INTEGER, errors INTEGER,
-  tokens INTEGER, seconds REAL, metrics TEXT, tools TEXT, why TEXT, time REAL);
+  tokens INTEGER, seconds REAL, metrics TEXT, tools TEXT, why TEXT,
+  rollout_id TEXT, time REAL);
 CREATE INDEX IF NOT EXISTS rollouts_of_run ON rollouts (run, number, n);
 CREATE INDEX IF NOT EXISTS rollouts_of_item ON rollouts (run, item, reward);
 CREATE INDEX IF NOT EXISTS rollouts_of_file ON rollouts (file);
@@ -78,7 +79,7 @@ CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (body, content='', tokenize=
 """
 _COLUMNS = (
     "run, number, n, item, title, reward, outcome, cause, turns, calls, errors, tokens, seconds, metrics, tools, why, "
-    "time"
+    "rollout_id, time"
 )
 
 
@@ -129,8 +130,8 @@ class Index:
         self._opened: tuple[int, int] | None = None
         self._connections: list[sqlite3.Connection] = []
         self._others: dict[str, tuple[int, int, int]] = {}
-        self._notes: dict[str, tuple[int, int, int]] = {}
-        """By folder: the state of its notes when they were read."""
+        self._notes: dict[str, tuple[int, ...]] = {}
+        """By folder: the state of its files and of its notes when these were read; empty where it has none."""
         self._lock: BinaryIO | None = None
         try:
             try:
@@ -344,22 +345,21 @@ class Index:
         if not self._follows():
             return False
         any_change = False
-        known = self._database.execute("SELECT path, kind, total(at) FROM files WHERE kind != 'steps' GROUP BY path")
-        sizes: dict[Path, int] = {}
-        for path, _, size in known:
-            folder = folder_of(Path(path))
-            sizes[folder] = sizes.get(folder, 0) + int(size)
-        for folder, size in sizes.items():
+        known = self._database.execute("SELECT path, id, at FROM files WHERE kind != 'steps' ORDER BY path")
+        states: dict[Path, list[int]] = {}
+        for path, *read in known:  # a file that was written over has another id
+            states.setdefault(folder_of(Path(path)), []).extend(read)
+        for folder, files in states.items():
             path = self.root / folder / NOTES
             status = path.stat() if path.is_file() else None
-            state = (size if status else 0, status.st_size if status else 0, status.st_mtime_ns if status else 0)
+            state = (*files, status.st_size, status.st_mtime_ns) if status else ()
             name = "" if folder == Path() else folder.as_posix()
-            if self._notes.get(name, (0, 0, 0)) != state or (status is None and name not in self._notes):
+            if self._notes.get(name) != state:
                 with self._transaction():
                     rows = rows_of(self._database, path, name) if status else []
                     self._database.execute("DELETE FROM notes WHERE folder = ?", (name,))
                     self._database.executemany("INSERT INTO notes VALUES (?, ?, ?, ?, ?, ?)", rows)
-                any_change |= status is not None or name in self._notes
+                any_change |= bool(state or self._notes.get(name))
                 self._notes[name] = state
         return any_change
 
@@ -434,7 +434,7 @@ class Index:
             )
         # Two files may have the name of one run: the one that was read last counts.
         self._database.execute("DELETE FROM rollouts WHERE run = ? AND number = ?", (run, number))
-        insert = f"INSERT INTO rollouts (file, {_COLUMNS}) VALUES ({', '.join('?' * 18)})"
+        insert = f"INSERT INTO rollouts (file, {_COLUMNS}) VALUES ({', '.join('?' * 19)})"
         for row, text in zip(rows, texts, strict=True):
             cursor = self._database.execute(insert, row)
             self._database.execute("INSERT INTO texts (rowid, body) VALUES (?, ?)", (cursor.lastrowid, text))

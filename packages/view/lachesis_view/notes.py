@@ -33,8 +33,9 @@ class NoteError(LachesisError):
 
 
 def folder_of(groups: Path) -> Path:
-    """The folder with the notes about the groups of a file."""
-    return groups.parent.parent if groups.parent.name == ROLLOUTS else groups.parent
+    """The folder with the notes about the groups of a file, whose path begins at the folder of the index."""
+    of_step = groups.parent.name == ROLLOUTS and groups.name.startswith("step_")
+    return groups.parent.parent if of_step else groups.parent
 
 
 def note_of(groups: Path, number: int, n: int, group: Mapping[str, Any], said: Any) -> dict[str, Any]:
@@ -57,41 +58,50 @@ def note_of(groups: Path, number: int, n: int, group: Mapping[str, Any], said: A
     }
 
 
-def write_note(groups: Path, line: Mapping[str, Any]) -> None:
-    """Append a line to the notes beside a file. Raises JsonlError."""
-    with JsonlWriter(folder_of(groups) / NAME, fsync=True) as file:
+def write_note(folder: Path, line: Mapping[str, Any]) -> None:
+    """Append a line to the notes of a folder. Raises JsonlError."""
+    with JsonlWriter(folder / NAME, fsync=True) as file:
         file.write(line)
 
 
 def rows_of(database: sqlite3.Connection, path: Path, folder: str) -> list[tuple[Any, ...]]:
     """The rows of a file of notes for the table: folder, run, number, n, tag, note; a note has the tag "".
 
-    The groups that they are about are found by their number, or by their key where it is another group's by now.
+    A rollout is found by its id, also where its group has another number by now; by its number, where a line has no id.
     """
-    last = {(line["file"], line["item_key"], line["number"], line["rollout"]): line for line in _lines(path)}
-    rows: list[tuple[Any, ...]] = []
-    for (file, key, number, n), line in last.items():
-        found = database.execute(
-            "SELECT groups.run, number FROM groups JOIN files ON files.id = file WHERE path = ? AND key = ? "
-            "ORDER BY number != ? LIMIT 1",
-            (f"{folder}/{file}" if folder else file, key, number),
+    names = ("file", "item_key", "rollout_id", "rollout", "number")
+    last: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in _lines(path):
+        place = tuple(line[name] for name in names)
+        last.pop(place, None)  # in the order of their last lines
+        last[place] = line
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for (file, key, rollout_id, n, number), line in last.items():
+        row = database.execute(
+            "SELECT rollouts.run, rollouts.number, n FROM files JOIN groups ON groups.run = files.run "
+            "AND groups.file = files.id AND key = ? JOIN rollouts ON rollouts.run = groups.run "
+            "AND rollouts.number = groups.number AND iif(?, rollout_id = ?, n = ?) WHERE path = ? "
+            "ORDER BY rollouts.number != ?, n != ? LIMIT 1",
+            (key, bool(rollout_id), rollout_id, n, f"{folder}/{file}" if folder else file, number, n),
         ).fetchone()
-        if found is not None:
-            rows += [(folder, *found, n, tag, "") for tag in line["tags"]]
-            rows += [(folder, *found, n, "", line["note"])] if line["note"] else []
-    return rows
+        if row is not None:
+            found[tuple(row)] = line
+    of_tags = [(folder, *place, tag, "") for place, line in found.items() for tag in line["tags"]]
+    return of_tags + [(folder, *place, "", line["note"]) for place, line in found.items() if line["note"]]
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Those of a file that are notes: people may edit it."""
     with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LARGE))  # the last ones count
         for line in file.read(LARGE).splitlines():
             with suppress(*MISSHAPEN):
                 content = parsed(line)
                 yield {
                     "file": storable(content["file"]),
                     "item_key": storable(content["item_key"]),
-                    "number": int(content["number"]),
+                    "number": as_count(abs(content["number"])) and content["number"],
+                    "rollout_id": as_name(content.get("rollout_id") or ""),
                     "rollout": as_count(content["rollout"]),
                     "tags": [as_name(tag) for tag in content["tags"][:MOST_TAGS] if tag],
                     "note": storable(content["note"])[:LONGEST],

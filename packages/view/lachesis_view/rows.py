@@ -42,7 +42,7 @@ def parsed(line: bytes | str) -> dict[str, Any]:
 
 
 def rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[Any, ...]:
-    """From `title` to `why`."""
+    """From `title` to `rollout_id`."""
     verifier = rollout.get("verifier") or {}
     causes = (rollout.get("unscored_kind"), verifier.get("cause"), rollout.get("agent_fault"), rollout.get("skipped"))
     return (
@@ -60,6 +60,7 @@ def rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[A
         _metrics(rollout),
         _tools(rollout),
         "\n".join(_why(group, rollout, as_name(next(filter(None, causes), "")))),
+        as_name(str(rollout.get("rollout_id", ""))),
     )
 
 
