@@ -174,14 +174,17 @@ def test_what_is_appended_is_read_and_a_half_written_line_is_left_for_later(root
     path.write_bytes(b"".join(most) + last[:100])
     with indexed(root) as index:
         assert index.runs()[0]["groups"] == 4
-        assert not index.refresh(), "nothing is new"
+        assert not index.refresh() and index.left == 0, "nothing is new, and nothing left: it may never be finished"
         with path.open("ab") as file:
-            file.write(last[100:])
-        assert index.refresh() and index.runs()[0]["groups"] == 5
-        assert index.group("mixed", 3) == json.loads(last)
+            file.write(last[100:-1])
+        assert index.refresh() and index.runs()[0]["groups"] == 5, "whole but for its end, as reports take it"
+        with path.open("ab") as file:
+            file.write(b"\n" + last.replace(b'item_key": "', b'item_key": "f'))
+        assert index.refresh() and index.runs()[0]["rollouts"] == 12 and index.unread == 0
+        assert index.group("mixed", 3) == json.loads(last) and index.group("mixed", 4)["item_key"][0] == "f"
     with indexed(root) as again, sqlite3.connect(again.path) as database:
-        assert again.runs()[0]["rollouts"] == 10
-        assert database.execute("SELECT max(id) FROM rollouts").fetchone() == (10,), "nothing was read twice"
+        assert again.runs()[0]["rollouts"] == 12
+        assert database.execute("SELECT max(id) FROM rollouts").fetchone() == (12,), "nothing was read twice"
 
 
 async def test_a_run_says_why_rollouts_have_no_score(tmp_path: Path) -> None:

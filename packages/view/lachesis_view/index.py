@@ -258,10 +258,17 @@ class Index:
             if name in known:
                 self._forget(name, known)
             any_change = True
-        sizes = {name: status.st_size for name, _, status in found}
-        self.left = sum(size - min(size, known[name]["at"] if name in known else 0) for name, size in sizes.items())
+
+        def has_changed(name: str, status: os.stat_result) -> bool:
+            return name not in known or known_state(known[name]) != state_of(status)
+
+        self.left = sum(
+            max(0, status.st_size - (known[name]["at"] if name in known else 0))
+            for name, _, status in found
+            if has_changed(name, status)
+        )
         for name, kind, status in found:
-            if name not in known or known_state(known[name]) != state_of(status):
+            if has_changed(name, status):
                 with suppress(OSError):  # it may be gone by now
                     any_change |= self._follow(name, kind, known, changed)
         return any_change
@@ -316,13 +323,13 @@ class Index:
                 with self._transaction():
                     more = False
                     for line in file:
-                        if not line.endswith(b"\n"):  # half-written; the rest comes later
-                            break
                         try:
                             self._add(kind, file_id, run, lines, at, line, status.st_mtime)
                         except MISSHAPEN:
+                            if not line.endswith(b"\n"):  # half-written; the rest comes later
+                                break
                             unread += bool(line.strip())
-                        at, lines = at + len(line), lines + 1
+                        at, lines = at + len(line), lines + line.endswith(b"\n")
                         if at - began >= BATCH:
                             # What is written meanwhile waits until other files had their turn.
                             more = at < status.st_size
