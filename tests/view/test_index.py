@@ -91,6 +91,14 @@ def test_tokens_that_no_server_counted_are_unknown_and_not_0(tmp_path: Path) -> 
         assert run["tokens"] == sum(filter(None, known.values())) and run["counted"] == len(known) - 1
 
 
+def test_counts_whose_sum_is_over_64_bits_break_no_page(tmp_path: Path) -> None:
+    group = example_groups()[1]
+    rollout = {**group["rollouts"][0], "completion_tokens": (1 << 53) - 1}
+    (tmp_path / "groups.jsonl").write_text(json.dumps({**group, "rollouts": [rollout] * 1100}) + "\n")
+    with indexed(tmp_path) as index:
+        assert index.runs()[0]["tokens"] == pytest.approx(1100 * 2**53)
+
+
 @pytest.mark.parametrize(
     "scores", [[[1.0, 0.0], [1.0], [None]], [[0.25], [0.5, 1.0]], [[2.0], [-1.0]], [[1.0]], [[0.5]]]
 )

@@ -167,6 +167,22 @@ def test_a_group_that_failed_in_earlier_starts_is_the_one_that_counts(tmp_path: 
         assert said in out.read_text()
 
 
+async def test_the_record_that_is_downloaded_has_every_digit_of_it(group: dict[str, Any], tmp_path: Path) -> None:
+    group["item"] = {"id": 123456789012345678901}
+    (tmp_path / "groups.jsonl").write_text(json.dumps(group) + "\n")
+    index = Index(tmp_path, tmp_path / "index.sqlite")
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        await asyncio.to_thread(index.refresh)
+        async with aiohttp.ClientSession() as session, session.get(f"{url}record/{tmp_path.name}/0/0") as answer:
+            (tmp_path / "one.jsonl").write_bytes(await answer.read())
+    finally:
+        await runner.cleanup()
+        index.close()
+    (one,) = read_groups(tmp_path / "one.jsonl")
+    assert one["item"] == group["item"]
+
+
 @pytest.mark.parametrize(
     ("name", "found"), [("../../etc/x y", "etc-x-y"), ("..", "one"), ("é" * 9, "one"), ("a" * 99, "a" * 40)]
 )

@@ -25,6 +25,7 @@ from backends.host.folders import user_cache
 from lachesis.figures.intervals import Mean, mean_of_values, score_range
 from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.tool_failures import ToolFailures
+from lachesis_messages.records.jsonl import read_line
 from lachesis_messages.records.step_files import SCHEMA
 from lachesis_view.files import (
     UNFINISHED,
@@ -468,8 +469,8 @@ class Index:
                 "SELECT run, count(*) AS rollouts, count(DISTINCT number) AS groups, count(reward) AS scored, "
                 "count(DISTINCT item) AS item_count, "
                 "max(time) AS latest, "
-                "avg(turns) AS turns, sum(tokens) AS tokens, count(tokens) AS counted, "
-                "sum(calls) FILTER (WHERE errors IS NOT NULL) AS calls, sum(errors) AS errors "
+                "avg(turns) AS turns, total(tokens) AS tokens, count(tokens) AS counted, "
+                "total(calls) FILTER (WHERE errors IS NOT NULL) AS calls, total(errors) AS errors "
                 "FROM rollouts GROUP BY run"
             )
         }
@@ -555,7 +556,7 @@ class Index:
         try:
             with (self.root / row["path"]).open("rb") as file:
                 file.seek(row["start"])
-                content = parsed(file.read(row["length"]))
+                content = read_line(file.read(row["length"]))
             if content["schema"] == SCHEMA:
                 content = as_group(content)
             content["rollouts"]
