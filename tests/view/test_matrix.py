@@ -75,6 +75,21 @@ def test_what_weighs_nothing_is_no_reason_and_no_call_of_an_offered_tool_is_one(
     index.close()
 
 
+def test_calls_count_also_where_an_error_is_not_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "runs/run/samples.jsonl"
+    written(path, {"a": [0.0], "b": [0.5], "c": [0.5]})
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    del lines[0]["rollouts"][0]["tool_errors"][0]["error"]
+    lines[1]["rollouts"][0]["tool_errors"][0]["error"] = None
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    index = Index(tmp_path / "runs", tmp_path / "index.sqlite")
+    index.refresh()
+    (run,) = index.runs()
+    assert index.tool_failures("run") == [("look", 3, 6, [("", 2), ("no shelf 7", 1)])]
+    assert (run["errors"], run["calls"]) == (3, 6)
+    index.close()
+
+
 def keys(found: dict[str, Any]) -> list[str]:
     return [row["item"].removesuffix("-1") for row in found["rows"]]
 

@@ -104,7 +104,7 @@ def _why(samples: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
             for tool, (_, failed, reasons) in of_tools:
                 if failed:
                     said, _ = max(reasons, key=itemgetter(1), default=("failed", 1))
-                    failures.add_rows([(tool, 1, 1, [(said, 1)])])
+                    failures.add_rows([(tool, 1, 1, [(said or "failed", 1)])])
     yield from counts.items()
     yield from ((f"{tool}: {said}", count) for tool, _, _, reasons in failures for said, count in reasons)
 

@@ -93,7 +93,8 @@ def _tools(rollout: Mapping[str, Any]) -> str | None:
     with suppress(*MISSHAPEN):
         stats = (rollout["tool_stats"] or {}).items()
         counts = {as_name(name): {kind: as_count(each[kind]) for kind in ("count", "failure")} for name, each in stats}
-        errors = [(as_name(each["tool"]), str(each["error"])) for each in rollout["tool_errors"] or ()]
+        said = rollout.get("tool_errors") or ()
+        errors = [(as_name(each.get("tool") or ""), str(each.get("error") or "")) for each in said]
         failures.add(dict(islice(counts.items(), METRICS)), errors[:METRICS])
     found = {name: [*counts] for name, *counts in failures.to_rows()}
     return orjson.dumps(found).decode() if found else None
