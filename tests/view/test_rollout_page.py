@@ -282,6 +282,20 @@ def test_records_of_older_versions_are_shown_as_far_as_they_go(group: dict[str, 
     assert [row["kind"] for row in log[-3:]] == ["attempt", "attempt", "conversation"]
 
 
+def test_each_call_that_failed_has_its_own_reason_also_where_it_is_repeated(group: dict[str, Any]) -> None:
+    said = ("no answer in 30 s", "no space left")
+    asked = {"name": "look", "arguments": "{}"}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Look."}]
+    for name, text in zip("ab", said, strict=True):
+        messages.append({"role": "assistant", "content": "", "tool_calls": [{"id": name, "function": asked}]})
+        messages.append({"role": "tool", "tool_call_id": name, "content": text})
+    errors = [{"turn": at, "tool": "look", "arguments": "{}", "error": text} for at, text in enumerate(said)]
+    own = {"calls": {name: {"failed": True} for name in "ab"}, "message_turns": [None, 0, None, 1, None]}
+    rollout = {**group["rollouts"][0], **own, "place": None, "messages": messages, "tool_errors": errors}
+    shown = rollout_context({**group, "samples": [], "rollouts": [rollout]}, 0)["shown"]
+    assert [call["reason"] for call in shown["failed"]] == list(said)
+
+
 def test_every_kind_of_group_has_its_pages(tmp_path: Path) -> None:
     index = Index(tmp_path, tmp_path / "index.sqlite")
     pages = Viewer(index).templates

@@ -115,7 +115,10 @@ def last_words(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
 
 
 def _branch_view(branch: Branch, rollout: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    errors = {(each["tool"], each["arguments"]): each.get("error") for each in rollout.get("tool_errors") or ()}
+    errors: dict[tuple[str, str], str] = {}
+    for each in rollout.get("tool_errors") or ():
+        key, error = (str(each.get("tool")), str(each.get("arguments"))), each.get("error") or ""
+        errors[key] = error if errors.get(key, error) == error else ""  # what each call said is in its answer
     messages = []
     inherited = inherited_turns(rollout)
     calls: dict[Any, dict[str, Any]] = {}
@@ -127,11 +130,12 @@ def _branch_view(branch: Branch, rollout: Mapping[str, Any], prefix: str) -> dic
         for call in view["calls"]:
             known = branch.calls.get(call["id"])
             # Records of older versions name failed calls by what was called.
-            failed = bool(known.get("failed")) if known else (call["name"], call["arguments"]) in errors
+            asked = call["name"], str(call["arguments"])
+            failed = bool(known.get("failed")) if known else asked in errors
             repaired = (known or {}).get("repaired")
             call |= {"took": _took(known or {}), "failed": failed, "repaired": repaired, "anchor": anchor}
             call["seconds"] = (known or {}).get("seconds")
-            call["reason"] = short_line(errors.get((call["name"], call["arguments"]))) if failed else ""
+            call["reason"] = short_line(errors.get(asked)) if failed else ""
             calls[call["id"]] = call
         if view["role"] == "assistant":
             view["context"] = turn is None
