@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,34 @@ async def test_an_address_of_a_page_is_a_place(pages: Any) -> None:
         assert (await pages("diff", a="a run/0/0", b=missing))[0] == 404
 
 
+async def test_a_run_may_have_any_name(tmp_path: Path) -> None:
+    names = ("rollout/x", "sweep/3", "a,b", "plain")
+    for name in names:
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "groups.jsonl").write_text(json.dumps(example_groups()[0]) + "\n")
+    index = Index(tmp_path / "runs", tmp_path / "index.sqlite")
+    await asyncio.to_thread(index.refresh)
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as session:
+
+            async def page(path: str) -> str:
+                async with session.get(url + path.lstrip("/")) as answer:
+                    assert answer.status == 200, path
+                    return await answer.text()
+
+            for name in map(quote, names):
+                for link in re.findall(r'href="(/send[^"]*)"', await page(f"group/{name}/0")):
+                    assert "by side" not in (saved := await page(link)) and "Each rollout" in saved
+                await page(f"diff?a={name}/0/0&b={name}/0/1")
+            pair = await page("?runs=a,b&runs=plain")
+            (order,) = re.findall(r'href="(/\?[^"]*order=worst[^"]*)#items"', pair)
+            assert "plain minus a,b" in pair and await page(order.replace("&amp;", "&"))
+    finally:
+        await runner.cleanup()
+        index.close()
+
+
 async def test_a_rollout_leads_to_its_siblings_and_to_the_same_item_in_other_runs(pages: Any) -> None:
     status, html = await pages("rollout/a%20run/0/0")
     assert status == 200 and ">Diff with rollout 1</a>" in html
@@ -93,9 +122,23 @@ def test_siblings_part_where_they_say_something_else(root: Path) -> None:
     theirs = stored_messages(group, group["rollouts"][1])
     second = [message for message in theirs if message["role"] == "assistant"][1]
     assert found[0]["said"].startswith(second["content"].split("\n")[0][:20])
+    for place, message in enumerate(theirs):  # what a tool answers is of the turn that called it, as beside each other
+        messages = [[*theirs[:place], {**message, "content": "other"}, *theirs[place + 1 :]], theirs, theirs[:place]]
+        rollouts = [{**group["rollouts"][1], "place": at} for at in range(3)]
+        other = {**group, "messages": messages, "rollouts": rollouts}
+        beside = [diff_context((other, 0), (other, n))["parted"] for n in (1, 2)]
+        turns = {each["n"]: each["turn"] for each in partings(other, 0)}
+        assert [turns[1], turns[2]] == [at or 0 for at in beside], place
     same = {**group, "rollouts": [group["rollouts"][0]] * 2}
     assert [(each["turn"], each["said"]) for each in partings(same, 0)] == [(None, "")]
     assert partings({**group, "rollouts": group["rollouts"][:1]}, 0) == []
+
+
+def test_trainers_keep_no_items_so_that_none_is_the_same_or_another() -> None:
+    group, other = ({"rollouts": example_groups()[0]["rollouts"], **of} for of in (example_groups()[0],) * 2)
+    del group["item"], other["item"]
+    assert diff_context((group, 0), (other, 0))["same_item"] is None
+    assert diff_context((group, 0), (group, 1))["same_item"] is True
 
 
 def test_every_pair_of_rollouts_has_a_page_and_itself_is_the_same() -> None:

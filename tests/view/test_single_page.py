@@ -103,11 +103,11 @@ async def test_the_viewer_sends_pages_and_records_to_be_saved(folder: Path, tmp_
             shown, page = await saved(f"send/{place}/1")
             assert shown == f'attachment; filename="rollout-{rollout_id[:12]}.html"'
             assert page.decode() == rollout_page(group, 1)
-            shown, page = await saved(f"send/{place}")
+            shown, page = await saved(f"send-group/{place}")
             assert shown == f'attachment; filename="group-{group["item_key"]}.html"'
             shown, record = await saved(f"record/{place}/1")
             assert shown == f'attachment; filename="rollout-{rollout_id[:12]}.jsonl"'
-            for missing in (f"send/{place}/9", f"send/{folder.name}/7", f"record/{place}/9"):
+            for missing in (f"send/{place}/9", f"send-group/{folder.name}/7", f"record/{place}/9"):
                 async with session.get(f"{url}{missing}") as answer:
                     assert answer.status == 404
     finally:

@@ -107,7 +107,7 @@ class Viewer:
                 web.post(f"/notes{group}/{{n:[0-9]{{1,9}}}}", self._note),
                 web.get(f"/record{group}/{{n:[0-9]{{1,9}}}}", self._save),
                 web.get(f"/send{group}/{{n:[0-9]{{1,9}}}}", self._save),
-                web.get(f"/send{group}", self._save),
+                web.get(f"/send-group{group}", self._save),
                 web.get(f"/tokens{group}/{{n:[0-9]{{1,9}}}}/{{sample:[0-9]{{1,9}}}}", self._tokens),
             ]
         )
@@ -280,6 +280,7 @@ class Viewer:
             "tools": await asyncio.to_thread(self.index.tool_failures, chosen[0]) if len(chosen) == 1 else [],
             "failures_of": FAILURES_OF,
             "over": request.query.get("over", ""),
+            "fixed": [("runs", name) for name in chosen if len(chosen) > 1],
             "curves": "/curves?" + urlencode([("runs", name) for name in chosen]),
         }
         return self._page("run.html.jinja", context)
@@ -520,8 +521,8 @@ def _axis(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 def _place(text: str) -> tuple[str, int, int]:
     """Run, group and number of `RUN/GROUP/N`, or of the address of a rollout's page. Raises HTTPBadRequest."""
     address = re.match(r"(?:https?://[^/?#]*)?(/[^?#]*)", text.strip())
-    path = unquote(address[1]) if address else text
-    found = re.fullmatch(r"(?:/?rollout/)?(.+)/(-?[0-9]{1,16})/([0-9]{1,9})", path.strip(), re.DOTALL)
+    path = unquote(address[1]).removeprefix("/rollout/") if address else text
+    found = re.fullmatch(r"(.+)/(-?[0-9]{1,16})/([0-9]{1,9})", path.strip(), re.DOTALL)
     if found is None:
         raise web.HTTPBadRequest(reason="a rollout is RUN/GROUP/N, or the address of its page")
     return found[1], int(found[2]), int(found[3])

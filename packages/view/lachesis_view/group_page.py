@@ -79,7 +79,8 @@ def diff_context(
     samples = {at: each for at, (group, n) in enumerate((a, b)) for each in _last_samples(group, [n]).values()}
     return {
         "columns": [{"n": at, "is": "", **of} for at, of in enumerate(facts)],
-        "same_item": a[0].get("item") == b[0].get("item"),
+        # Trainers do not keep items.
+        "same_item": a[0]["item"] == b[0]["item"] if "item" in a[0] and "item" in b[0] else a[0] is b[0] or None,
         **_side_by_side([(a[0], rollouts[0]), (b[0], rollouts[1])]),
         "tokens": _tokens(samples, vocabulary) if same_vocabulary else None,
         "ends": dict(enumerate(facts)),
@@ -90,7 +91,8 @@ def partings(group: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     """Where each other rollout of the group parts from rollout `n`: the `turn` (None: not at all), what it says there,
     its reward, and by how much that is more; those that stay longest with it come first."""
     rollouts = group["rollouts"]
-    own = [_said(message) for message in stored_messages(group, rollouts[n])]
+    asked = stored_messages(group, rollouts[n])
+    own = [_said(message) for message in asked]
     mine = rollouts[n]["reward"]
     found = []
     for m, other in enumerate(rollouts):
@@ -99,7 +101,9 @@ def partings(group: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
         messages = stored_messages(group, other)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == _said(pair[1]), zip(own, messages, strict=False)))
         parts = same < max(len(own), len(messages))
-        turn = sum(message.get("role") == "assistant" for message in messages[:same])
+        parting = [each[same].get("role") == "assistant" for each in (asked, messages) if same < len(each)]
+        answers = sum(message.get("role") == "assistant" for message in messages[:same])
+        turn = max(0, answers - (not all(parting)))  # what follows an answer is of its turn
         gain = None if mine is None or other["reward"] is None else other["reward"] - mine
         said = _brief(messages[same]) if same < len(messages) else "it ends"
         found.append(
