@@ -167,6 +167,18 @@ def test_a_group_that_failed_in_earlier_starts_is_the_one_that_counts(tmp_path: 
         assert said in out.read_text()
 
 
+def test_failed_calls_of_a_sub_agent_are_not_counted_among_those_of_the_rollout() -> None:
+    group = example_groups()[0]
+    look = {"id": "inner", "function": {"name": "look", "arguments": "{}"}}
+    said = [{"role": "assistant", "content": "", "tool_calls": [look]}, {"role": "tool", "tool_call_id": "inner"}]
+    chat = {"messages": said, "message_turns": [None] * 2, "calls": {"inner": {"failed": True}}, "discarded": []}
+    rollout = group["rollouts"][0] | {"tool_calls": 1, "tool_errors": [], "calls": {"call_1": {"subagent": chat}}}
+    page = rollout_page({**group, "rollouts": [rollout]}, 0)
+    assert "1 call ·" in page and "look failed</a>" in page, "as the list counts them, and it is shown"
+    rollout["tool_errors"] = [{"tool": "terminal", "arguments": "{}", "error": "no"}]
+    assert re.search(r"1 call, <a [^>]*>1 failed</a>", rollout_page({**group, "rollouts": [rollout]}, 0))
+
+
 async def test_the_record_that_is_downloaded_has_every_digit_of_it(group: dict[str, Any], tmp_path: Path) -> None:
     group["item"] = {"id": 123456789012345678901}
     (tmp_path / "groups.jsonl").write_text(json.dumps(group) + "\n")
