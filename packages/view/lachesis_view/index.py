@@ -556,7 +556,7 @@ class Index:
         try:
             with (self.root / row["path"]).open("rb") as file:
                 file.seek(row["start"])
-                content = read_line(file.read(row["length"]))
+                content: dict[str, Any] = read_line(file.read(row["length"]))
             if content["schema"] == SCHEMA:
                 content = as_group(content)
             content["rollouts"]
