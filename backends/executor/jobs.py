@@ -57,29 +57,25 @@ class Job:
         return write_end
 
     def spawn(
-        self, fds: list[int], arguments: list[bytes], cwd: str | None, env: list[bytes], inherited: dict[int, int]
-    ) -> None:
-        """Start the shell with `fds` as its 0, 1 and 2, and close them here.
-
-        A failure before bash runs looks like one of bash: a message in the output, and exit code 1 or 126.
-        """
-        self.attempt(time.monotonic() + FORKING, fds, arguments, cwd, env, inherited)
-
-    def attempt(
         self,
-        end: float,
         fds: list[int],
         arguments: list[bytes],
         cwd: str | None,
         env: list[bytes],
         inherited: dict[int, int],
+        end: float | None = None,
     ) -> None:
-        # A function inside `spawn` that names itself would keep the environment until a garbage collection.
+        """Start the shell with `fds` as its 0, 1 and 2, and close them here. Tried until `end`; default: for a while.
+
+        A failure before bash runs looks like one of bash: a message in the output, and exit code 1 or 126.
+        """
+        end = end or time.monotonic() + FORKING
         try:
             pid = -1 if self.abandoned else self.shells.start_shell(arguments, fds, cwd, env, inherited)
         except OSError as error:  # the limit of processes or memory: others may end soon
             if time.monotonic() < end:
-                self.loop.after(0.02, lambda: self.attempt(end, fds, arguments, cwd, env, inherited))
+                # Not a function in here that names itself: it would keep `env` until a garbage collection.
+                self.loop.after(0.02, lambda: self.spawn(fds, arguments, cwd, env, inherited, end))
                 return
             os.write(fds[2], b"bash: fork: " + os.fsencode(error.strerror or "failed") + b"\n")
             self.loop.after(0.0, lambda: self.on_exit(126))
