@@ -136,9 +136,14 @@ def _parsed(text: str) -> SourceFile | None:
 def source_of(frame_file: str, names: dict[str, Any] | None = None) -> SourceFile | None:
     """None where there is no source that can be read, or the stack is full."""
     try:
-        return _parsed("".join(linecache.getlines(frame_file, names)))
+        return _parsed(_text_of(frame_file, names))
     except RecursionError:
         return None
+
+
+def _text_of(file: str, names: dict[str, Any] | None) -> str:
+    """The source. What `eval` compiles has the name of the program of `python -c`, which has a source from 3.13 on."""
+    return "" if file == "<string>" else "".join(linecache.getlines(file, names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,7 @@ def table_of(code: CodeType, names: dict[str, Any]) -> Table | None:
     table = None
     if is_own(code.co_filename):
         try:
-            source = _parsed("".join(linecache.getlines(code.co_filename, names)))
+            source = _parsed(_text_of(code.co_filename, names))
             table = _made(code, source) if source is not None and source.nodes else None
         except RecursionError:  # the stack of the reward is full
             return None

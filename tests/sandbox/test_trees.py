@@ -504,9 +504,12 @@ async def test_links_and_names_that_lead_nowhere_are_no_errors_of_the_executor()
     async with sandbox_of() as sandbox:
         chain = "import os\nfor i in range(1500): os.symlink(str(i + 1), str(i))"
         assert (await sandbox.exec("python3 -", stdin=chain.encode(), timeout=60)).exit_code == 0
-        with pytest.raises(OSError) as raised:
+        try:
             await sandbox.write_bytes("0", b"data")
-        assert raised.value.errno == errno.ELOOP
+        except OSError as error:
+            assert error.errno == errno.ELOOP
+        else:  # from Python 3.13 on, the executor's Python follows any number of links
+            assert await sandbox.read_bytes("1500") == b"data"
         for path, code in (("a\0b", errno.EINVAL), ("a\ud800", errno.EINVAL), ("a/" * 100_000, errno.ENAMETOOLONG)):
             for call in (sandbox.write_bytes(path, b""), sandbox.read_bytes(path), sandbox.download_dir(path, "/none")):
                 with pytest.raises(OSError) as raised:

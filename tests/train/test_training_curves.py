@@ -438,8 +438,9 @@ def test_the_report_of_a_folder_can_be_written_again(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out.strip() == str(tmp_path / "again.html")
     again = (tmp_path / "again.html").read_text()
     assert re.sub("as of [^<]*|<title>.*|<h1>.*", "", again) == re.sub("as of [^<]*|<title>.*|<h1>.*", "", before)
-    assert main(["report", str(tmp_path.parent)]) != 0
-    assert f"name one of its runs: {tmp_path}" in capsys.readouterr().err
+    recorded(tmp_path / "runs/one", range(2))
+    assert main(["report", str(tmp_path / "runs")]) != 0
+    assert f"name one of its runs: {tmp_path / 'runs/one'}" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["report", str(tmp_path / "empty")]) != 0
     assert "has no groups.jsonl, samples.jsonl, metrics.jsonl; name the folder of a run" in capsys.readouterr().err

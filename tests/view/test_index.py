@@ -547,7 +547,7 @@ def test_components_and_metrics_have_means_and_curves_whatever_their_names_and_v
     "manifest",
     [
         *(b"[]", b'{"settings": [1]}', b"[" * 100_000, b"7", b"\xff", b"{}"),
-        b'{"settings": {"deep": ' + b"[" * 1000 + b"]" * 1000 + b"}}",
+        b'{"settings": {"deep": ' + b"[" * 200_000 + b"]" * 200_000 + b"}}",
     ],
 )
 def test_a_manifest_that_is_none_hides_no_run(root: Path, manifest: bytes) -> None:

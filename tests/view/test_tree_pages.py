@@ -154,7 +154,7 @@ def test_a_branch_says_whose_turns_it_begins_with(folder: Path, group: dict[str,
 def test_the_report_and_the_list_have_groups_of_trees(folder: Path, group: dict[str, Any]) -> None:
     html, summary = render_report("trees", [group])
     assert (summary.branched, summary.inherited_tokens > 0) == (6, True)
-    assert f"6 rollouts that branched off another one; {summary.inherited_tokens} tokens were shared" in texts(html)
+    assert f"branched off another one 6 tokens that they shared {summary.inherited_tokens:,} " in texts(html)
     assert "Rollouts of a tree share their first turns" in html
     index = Index(folder, folder.parent / "list.sqlite")
     index.refresh()

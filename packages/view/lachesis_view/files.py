@@ -108,8 +108,10 @@ def has_grown(file: BinaryIO, status: os.stat_result, row: sqlite3.Row) -> bool:
     if status.st_ino != row["inode"] or status.st_size < row["at"]:
         return False
     written_over = status.st_size == row["size"] and row["changed"] != UNFINISHED
+    joint = os.pread(file.fileno(), 2, row["at"] - 1) if row["at"] else b""
+    went_on = len(joint) == 2 and b"\n" not in joint  # what was read as the last line was the beginning of one
     mark: bytes = row["mark"]
-    return not written_over and mark_of(file, row["at"]) == mark
+    return not written_over and not went_on and mark_of(file, row["at"]) == mark
 
 
 def mark_of(file: BinaryIO, at: int) -> bytes:

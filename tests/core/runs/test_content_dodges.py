@@ -8,6 +8,7 @@ import datetime
 import io
 import itertools
 import json
+import linecache
 import pickle
 import re
 import socket
@@ -28,6 +29,7 @@ import pytest
 
 from environments.hermes_base_env import HermesAgentBaseEnv as OldBaseEnv
 from lachesis import Reward
+from lachesis.rewards.statements import source_of, table_of
 from lachesis.rewards.watching import Watch
 from lachesis.runs.failures import RunStopped
 from lachesis_messages.messages import Message, ToolCall
@@ -946,3 +948,12 @@ async def test_a_dodge_that_the_reference_passes_is_scored(tmp_path: Path) -> No
 async def test_without_a_reference_policy_such_a_reward_looks_like_the_agents_fault(tmp_path: Path) -> None:
     ran = await process(Verdicts, tmp_path, obeys, total_steps=5, group_size=1, max_num_workers=1)
     assert ran.summary.agent_faults == 2
+
+
+def test_what_eval_compiles_has_no_source_though_the_program_of_python_c_has_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(linecache.cache, "<string>", (12, None, ["import sys; exec(1)\n"], "<string>"))
+    found = source_of("<string>")
+    assert found is None or not found.nodes
+    assert table_of(compile("1 / 0", "<string>", "eval"), {}) is None

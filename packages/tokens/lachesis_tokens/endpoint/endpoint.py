@@ -258,6 +258,8 @@ class RecordingEndpoint(AsyncService):
             raise Refused(503, str(error), code="model_server_failed") from None
         except Refused:
             raise
+        except RecursionError:
+            raise Refused(400, "the request is nested too deeply") from None
         except Exception as error:
             recording.failed(error)
             raise Refused(
