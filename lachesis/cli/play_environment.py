@@ -67,8 +67,9 @@ def _reject_misspelt(parser: argparse.ArgumentParser, given: Iterable[str]) -> N
     from lachesis.settings.flags import close_names
 
     own = {name.lstrip("-"): action for action in parser._actions for name in action.option_strings}
-    by_word = {word: action for action in own.values() for word in action.dest.rpartition(".")[2].split("_")}
-    known = {**by_word, **own}
+    by_setting = {action.dest.rpartition(".")[2].replace("_", "-"): action for action in own.values()}
+    by_word = {word: action for setting, action in by_setting.items() for word in setting.split("-")}
+    known = {**by_word, **by_setting, **own}
     for flag in given:
         name = flag.lstrip("-").replace("_", "-")
         if flag.startswith("--") and "." not in flag and flag not in PLAIN and (near := close_names(name, known)):

@@ -126,6 +126,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("eval gsm8k --modle m", 2, "did you mean --model (name of the model"),
         ("eval gsm8k --sampels 3", 2, "did you mean -r (rollouts per item)?"),
         ("eval gsm8k --group-size 3", 2, "did you mean --env.group_size?"),
+        ("process gsm8k --group_size 3", 2, "did you mean -r (rollouts per item)?"),
         ("eval gsm8k --unheard-of", 2, "--help-all lists all of them"),
         ("eval tsk.py", 2, "there is no file tsk.py; did you mean task.py?"),
         ("eval gsm8k --config misspelt.yaml", 2, "unknown setting misspelt.yaml: enviroment; did you mean env?"),
