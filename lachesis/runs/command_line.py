@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import signal
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +22,7 @@ from backends.errors import ExitCode, LachesisError, SettingsError
 from lachesis.runs import own_process
 from lachesis.runs.run_folder import name_problem
 from lachesis.settings.chosen import as_env_config, chosen_values
-from lachesis.settings.flags import close_names, make_parser
+from lachesis.settings.flags import YamlLoader, close_names, make_parser, truth
 from lachesis.settings.hooks import misspelt_hooks, require_hooks
 from lachesis.settings.server_settings import ServerConfig, as_server_configs, describe, is_local_model, needs_start
 from lachesis.settings.setting_facts import facts_of
@@ -175,7 +176,10 @@ def read_settings(
         ask=ask,
     )
     _note_without_effect(command, default_config, file, flags)
-    options = {name: bool(flags.get(name, file.get(name, False))) for name in ("slurm", "testing")}
+    try:
+        options = {name: truth(str(flags.get(name, file.get(name) or False))) for name in ("slurm", "testing")}
+    except ArgumentTypeError as error:
+        raise SettingsError(f"{path}: slurm or testing: {error}") from None
     return command, {"config": config, "server_configs": servers, **options}
 
 
@@ -299,7 +303,7 @@ def nest_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The content of a settings file. Raises SettingsError where it is none."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), YamlLoader)
     except OSError as error:
         raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

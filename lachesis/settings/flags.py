@@ -43,6 +43,19 @@ SECTIONS = {"environment": "env", "environments": "env", "model": "openai", "ser
 """Sections of a YAML file, by what they may be taken for."""
 
 
+class YamlLoader(yaml.SafeLoader):
+    """Rejects a key that a mapping has twice: the first value would be lost."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
+        known = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"):
+            if (key.tag, key.value) in known:
+                raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
+            known.add((key.tag, key.value))
+        return node
+
+
 class Parser(argparse.ArgumentParser):
     """Names the flags that are near an unknown one."""
 
@@ -226,7 +239,7 @@ def truth(text: str) -> bool:
 
 def _from_yaml(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, YamlLoader)
     except yaml.YAMLError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not YAML: {' '.join(str(error).split())}") from error
 

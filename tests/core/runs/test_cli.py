@@ -258,6 +258,7 @@ def test_several_servers_with_weights_come_from_the_file(tmp_path: Path) -> None
         ({"openai": {"basse_url": "x"}}, ["unknown setting openai.basse_url", "did you mean base_url"]),
         ({"openai": [{"base_url": "http://a/v1", "wieght": 2}]}, ["openai.wieght", "weight"]),
         ({"env": ["group_size"]}, ["env:", "mapping", "list"]),
+        ({"testing": "no idea"}, ["testing: 'no idea' is neither true nor false"]),
         ({"openai": "embedded"}, ["openai:", "mapping"]),
         ({"openai": []}, ["openai:"]),
         (["env"], ["env: and openai:", "list"]),
@@ -285,6 +286,11 @@ def test_a_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
     assert "No such file" in refused("--config", str(tmp_path / "missing.yaml"))
     (tmp_path / "broken.yaml").write_text("env: [1")
     assert "broken.yaml is not YAML" in refused("--config", str(tmp_path / "broken.yaml"))
+    for text, line in (("env: {group_size: 2, group_size: 3}", 1), ("env: {group_size: 2}\nenv: {total_steps: 3}", 2)):
+        (tmp_path / "twice.yaml").write_text(text)
+        assert f"is there twice\n  line {line}" in refused("--config", str(tmp_path / "twice.yaml"))
+    (tmp_path / "merged.yaml").write_text("env: &a {group_size: 2}\nopenai: {<<: &b {timeout: 3}, <<: *b, timeout: 4}")
+    assert build("--config", str(tmp_path / "merged.yaml")).server_configs[0].timeout == 4
     (tmp_path / "empty.yaml").write_text("")
     assert build("--config", str(tmp_path / "empty.yaml")).config.total_steps == 11
 

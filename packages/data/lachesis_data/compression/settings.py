@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from backends.errors import SettingsError
+from lachesis.settings.flags import YamlLoader
 from lachesis_client.urls import HTTP_URL
 
 
@@ -117,7 +118,7 @@ def read_settings(path: Path | None, changes: dict[str, dict[str, Any]]) -> Comp
     given: Any = {}
     if path is not None:
         try:
-            given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+            given = yaml.load(path.read_text(encoding="utf-8"), YamlLoader) or {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise SettingsError(f"{path} cannot be read: {error}; give a YAML file with --config") from error
     if not isinstance(given, dict) or not all(isinstance(section or {}, dict) for section in given.values()):
