@@ -113,14 +113,21 @@ class ServerConfig(BaseModel):
         "--return-sampling-mask, or sglang).",
     )
     price_per_million_input: float | None = Field(
-        default=None, ge=0, description="Price of a million prompt tokens, in any currency; null: costs are not shown."
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Price of a million prompt tokens, in any currency; null: costs are not shown.",
     )
     price_per_million_output: float | None = Field(
-        default=None, ge=0, description="Price of a million sampled tokens; needs that of input too."
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Price of a million sampled tokens; needs that of input too.",
     )
     price_per_million_cached_input: float | None = Field(
         default=None,
         ge=0,
+        allow_inf_nan=False,
         description="Price of a million prompt tokens that the server had in its cache; null: that of input.",
     )
     threads: int = Field(default=1, ge=1, description="Threads of a model in this process (embedded or a GGUF file).")

@@ -116,7 +116,7 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
         "leave_out.",
     )
     agent_temperature: Annotated[float, Facts(content="training")] = Field(
-        default=1.0, ge=0, description="Sampling temperature of rollouts."
+        default=1.0, ge=0, allow_inf_nan=False, description="Sampling temperature of rollouts."
     )
     system_prompt: str | None = Field(default=None, description="System message of every rollout.")
     ephemeral_system_prompt: str | None = Field(
@@ -274,6 +274,7 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
     eval_temperature: Annotated[float, Facts(content="evaluation")] = Field(
         default=0.0,
         ge=0,
+        allow_inf_nan=False,
         description="Sampling temperature of evaluation; if it is not set, several samples of a problem use "
         "agent_temperature.",
     )
@@ -298,6 +299,7 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
     )
     trajectory_min_reward: float | None = Field(
         default=None,
+        allow_inf_nan=False,
         description="Rollouts with a lower reward, or without one, go to failed_trajectories.jsonl, even completed "
         "ones.",
     )

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ExportOptionsError(f"--out {arguments.out}: is the groups file itself; choose another file")
         refuse_files_of_runs(arguments.out)
         read: Callable[[Path], Iterator[GroupRecord]] = read_groups
+        if arguments.min_reward is not None and not isfinite(arguments.min_reward):
+            raise ExportOptionsError(f"--min-reward {arguments.min_reward}: is not a number")
         if arguments.format == JOB:
             if arguments.min_reward is not None:
                 raise ExportOptionsError(f"--min-reward: {JOB} is a folder with every rollout; choose another --format")
