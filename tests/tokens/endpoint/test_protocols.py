@@ -218,3 +218,18 @@ async def test_texts_are_passed_on_in_phase_1() -> None:
         assert result.final_response == "Hello." and result.tokens.completion_tokens
         refused = await post(recording, "/generate", {"text": "?"})
         assert refused.status_code == 400 and "logprobs" in refused.json()["error"]["message"]
+
+
+async def test_cached_tokens_of_a_program_are_counted_as_those_of_the_loop() -> None:
+    async with (
+        FakeServer(Scripted("Hello."), prefix_cache=10_000) as fake,
+        Router([OpenAIServer(fake.settings())]) as router,
+        RecordingEndpoint(router) as endpoint,
+    ):
+        recording = endpoint.open()
+        async with openai_of(recording) as client:
+            for _ in range(2):
+                await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Say it. " * 50}])
+        cached = [response.usage.cached_tokens or 0 for response in recording.completions()]
+        assert cached[1] > 0
+        assert recording.result(Outcome.COMPLETED, "ended").tokens.cached_tokens == sum(cached)

@@ -314,7 +314,9 @@ class Recording:
         error = self.error if self.error is not None or completions else self._rejected
         if error is not None:
             outcome, reason = Outcome.INFRA_ERROR, f"the program's request failed: {error}"
-        usages = [response.usage for response in completions]
+        tokens = TokenCount()
+        for response in completions:
+            tokens.add(response.usage)
         return AgentResult(
             turns_used=len(path),
             finished_naturally=outcome is Outcome.COMPLETED,
@@ -324,11 +326,7 @@ class Recording:
             outcome=outcome,
             reason=reason,
             history=history,
-            tokens=TokenCount(
-                prompt_tokens=sum(usage.prompt_tokens or 0 for usage in usages),
-                completion_tokens=sum(usage.completion_tokens or 0 for usage in usages),
-                uncounted_requests=sum(usage.completion_tokens is None for usage in usages),
-            ),
+            tokens=tokens,
             api_calls=len(completions),
             seconds_in_model=sum(response.latency for response in completions),
             seconds_waiting=self.times.waited(),
