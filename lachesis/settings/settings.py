@@ -300,8 +300,7 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
     trajectory_min_reward: float | None = Field(
         default=None,
         allow_inf_nan=False,
-        description="Rollouts with a lower reward, or without one, go to failed_trajectories.jsonl, even completed "
-        "ones.",
+        description="Completed rollouts with a lower reward, or without one, go to failed_trajectories.jsonl too.",
     )
     save_trajectories: Annotated[bool, HOW] = Field(
         default=True,
