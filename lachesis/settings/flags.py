@@ -47,7 +47,7 @@ class YamlLoader(yaml.SafeLoader):
     """Rejects a key that a mapping has twice: the first value would be lost."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        node = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
+        node = super().compose_mapping_node(anchor)
         known = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"):
             if (key.tag, key.value) in known:
