@@ -50,6 +50,9 @@ def test_what_new_writes_passes_its_own_test(capsys: pytest.CaptureFixture[str])
     assert "my_swe.py exists already" in capsys.readouterr().err
     assert main(["new", "../escape"]) == 2
     assert "is not a valid environment name" in capsys.readouterr().err
+    for taken in ("json", "class", "lachesis"):  # a file that no command could import
+        assert main(["new", taken]) == 2 and not Path(f"{taken}.py").exists()
+        assert f"{taken}.py could not be imported" in capsys.readouterr().err
 
 
 def test_one_environment_is_measured_and_played_again_with_other_settings_in_a_folder_of_each(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from importlib import resources
+from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 from string import Template
 
@@ -35,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     file, test = Path(f"{module}.py"), Path(f"test_{module}.py")
     if existing := next((path for path in (file, test) if path.exists()), None):
         raise SettingsError(f"{existing} exists already; choose another name, or delete it")
+    if iskeyword(module) or find_spec(module) is not None:
+        raise SettingsError(f"{file} could not be imported: {module} is a word of Python or a module; add a word to it")
     values = {
         "CLASS": "".join(word[0].upper() + word[1:] for word in words),
         "NAME": "-".join(words).lower(),
