@@ -253,9 +253,15 @@ def test_the_names_of_outputs(tmp_path: Path) -> None:
     assert find_jobs(source, None, "_c") == [
         CompressionJob(source / f"{n}.jsonl", tmp_path / "runs_c" / f"{n}.jsonl") for n in "ab"
     ]
-    for name in ("groups.jsonl", "groups.failed.jsonl", "groups.run.json"):
+    of_run = ("groups.jsonl", "groups.failed.jsonl", "groups.judge.jsonl", "groups.discarded.jsonl", "judge.jsonl")
+    for name in (*of_run, "groups.run.json", "samples.run.json"):
         (source / name).write_text("")
     assert [job.source.name for job in find_jobs(source, None, "_c")] == ["a.jsonl", "b.jsonl"]
+    (alone := tmp_path / "alone").mkdir()
+    for name in ("groups.jsonl", "groups.run.json"):
+        (alone / name).write_text("")
+    with pytest.raises(SettingsError, match=r"has groups and no trajectories.*lachesis export .* --format hermes"):
+        find_jobs(alone, None, "_c")
     assert find_jobs(source / "a.jsonl", None, "_c") == [CompressionJob(source / "a.jsonl", source / "a_c.jsonl")]
     assert find_jobs(source / "a.jsonl", tmp_path, "_c") == [CompressionJob(source / "a.jsonl", tmp_path / "a.jsonl")]
     with pytest.raises(SettingsError, match="is the input itself"):

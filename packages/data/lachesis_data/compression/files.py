@@ -11,6 +11,7 @@ import asyncio
 import fcntl
 import json
 import os
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
@@ -19,6 +20,7 @@ from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from random import Random
+from shlex import quote
 from typing import IO, Any
 
 from backends.errors import SettingsError
@@ -62,7 +64,11 @@ def find_jobs(source: Path, output: Path | None, suffix: str) -> list[Compressio
     """The files to compress: `source`, or the `*.jsonl` in it without the groups of runs. Raises SettingsError."""
     if source.is_dir():
         folder = output or source.with_name(source.name + suffix)
-        files = sorted(path for path in source.glob("*.jsonl") if path.is_file() and not _has_groups(path))
+        found = [path for path in source.glob("*.jsonl") if path.is_file()]
+        files = sorted(path for path in found if not _is_of_run(path))
+        if not files and found:
+            export = f"lachesis export {quote(str(source))} --format hermes --out trajectories.jsonl"
+            raise SettingsError(f"{source} has groups and no trajectories; write these first: {export}")
         if not files:
             raise SettingsError(f"{source} has no *.jsonl file; name a folder with trajectories, or a file")
         if folder.exists() and not folder.is_dir():
@@ -81,9 +87,10 @@ def find_jobs(source: Path, output: Path | None, suffix: str) -> list[Compressio
     return jobs
 
 
-def _has_groups(path: Path) -> bool:
-    """Whether it is the file of groups of a run, or of those that failed."""
-    return path.with_name(f"{path.stem.removesuffix('.failed')}.run.json").exists()
+def _is_of_run(path: Path) -> bool:
+    """Whether it is a file of a run without trajectories: of groups, of those that failed, of answers of its judge."""
+    groups = "samples" if path.name == "judge.jsonl" else re.sub(r"\.(failed|discarded|judge)$", "", path.stem)
+    return path.with_name(f"{groups}.run.json").exists()
 
 
 async def compress_file(
