@@ -593,6 +593,17 @@ def test_caps_end_a_run_that_a_later_start_continues(tmp_path: Path, capsys: pyt
     assert sorted(entry["prompt_index"] for entry in entries(tmp_path / "run")) == list(range(20))
 
 
+def test_what_a_server_does_not_count_costs_an_unknown_amount_and_not_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", ROWS[:3])
+    with served(lambda request: {**thinks(request), "usage": None}) as server:
+        assert batch(flags(source, tmp_path, server.base_url, "--prices", "2,6")) == 0
+    assert re.search(r"^cost +unknown", capsys.readouterr().out, re.MULTILINE)
+    said = json.loads((tmp_path / "run" / "statistics.json").read_text())
+    assert [said[name] for name in ("cost", "prompt_tokens", "completion_tokens")] == [None, None, None]
+
+
 # Hostile input.
 
 

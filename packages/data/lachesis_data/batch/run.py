@@ -100,9 +100,10 @@ class BatchResult:
         if totals.all.counts["uncounted_requests"]:
             yield "tokens", "the server does not count them"
         else:
-            yield "tokens", f"{totals.all.counts['prompt_tokens']} of prompts, {totals.all.sampled} of completions"
-        if (cost := sink.caps.cost_of(totals)) is not None:
-            yield "cost", f"{cost:.4f}"
+            yield "tokens", f"{totals.all.prompts} of prompts, {totals.all.sampled} of completions"
+        if sink.caps.prices is not None:
+            cost = sink.caps.cost_of(totals)
+            yield "cost", "unknown" if cost is None else f"{cost:.4f}"
         yield "tokens/s", f"{sink.sampled / max(self.seconds, 1e-9):.0f} ({sink.sampled} in {self.seconds:.1f} s)"
         yield "ended", self.reason
 

@@ -37,8 +37,8 @@ class Caps:
         return ""
 
     def cost_of(self, totals: BatchTotals) -> float | None:
-        """The cost of the tokens; None without prices."""
-        if self.prices is None:
+        """The cost of the tokens; None without prices, or where the server did not count all of them."""
+        if self.prices is None or totals.all.counts["uncounted_requests"]:
             return None
         return (totals.all.prompts * self.prices[0] + totals.all.sampled * self.prices[1]) / MILLION
 
@@ -80,6 +80,7 @@ class BatchTotals:
             tools[name] = {"count": count, "success": count - failure, "failure": failure}
             for kind in ("success", "failure"):
                 tools[name][f"{kind}_rate"] = round(100 * tools[name][kind] / (count or 1), 2)
+        counted = not self.all.counts["uncounted_requests"]
         turns, thinking = self.reasoning["turns"], self.reasoning["turns_with_reasoning"]
         return {
             "samples": self.kept.groups,
@@ -87,8 +88,8 @@ class BatchTotals:
             "discarded_no_reasoning": self.discarded,
             "failed": self.failed.groups,
             "failed_outcomes": dict(self.failed.outcomes),
-            "prompt_tokens": self.all.counts["prompt_tokens"],
-            "completion_tokens": self.all.sampled,
+            "prompt_tokens": self.all.prompts if counted else None,
+            "completion_tokens": self.all.sampled if counted else None,
             "mean_reward": self.kept.mean_reward,
             "repaired_call_rate": self.finished.repaired.share,
             "tool_statistics": tools,
