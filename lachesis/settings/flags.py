@@ -135,7 +135,7 @@ def make_parser(
             allow_abbrev=False,
             add_help=False,
         )
-        sub.lists_all = "--help-all" if prog else "--help"
+        sub.lists_all = "--help-all" if prog else "`lachesis process ENV --help-all`"  # of a chat, an audit, a script
         sub.set_defaults(parser=sub)
         add = sub.add_argument
         add("-h", "--help", action=_HelpWithBackend, help="show this help message and exit")

@@ -414,6 +414,13 @@ def test_what_does_not_start_cannot_be_audited(tmp_path: Path, capsys: pytest.Ca
     path.write_text(SOUND.replace("self.items = iter(WORDS)", "open('/missing')"))
     assert main(["audit", str(path)]) == 2
     assert "could not be audited: Spell.setup: FileNotFoundError" in " ".join(capsys.readouterr().err.split())
+    for flag, hint in (
+        ("--env.group_siz", "did you mean --env.group_size?"),
+        ("--n", "`lachesis process ENV --help-all`"),
+    ):
+        assert main(["audit", str(path), flag, "2"]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"could not be audited: unknown setting {flag}; {hint}" in said
 
 
 ADDING = '''

@@ -12,7 +12,7 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, redirect_stderr, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,8 +94,12 @@ class Stage:
         if not any("max_infra_retries" in flag for flag in flags):
             chosen["env.max_infra_retries"] = 0
         given = [*flags, *(f"--{name}={value}" for name, value in chosen.items())]
-        _, settings = read_settings(env_cls, ["process", *given])
-        self._settings = settings
+        said = io.StringIO()
+        try:
+            with redirect_stderr(said):
+                _, self._settings = read_settings(env_cls, ["process", *given])
+        except SystemExit:  # of a flag that no setting has: it is not the environment that ends the process
+            raise SettingsError(said.getvalue().strip().partition("error: ")[2]) from None
         self._env_cls = env_cls
 
     @asynccontextmanager
