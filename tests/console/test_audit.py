@@ -409,6 +409,13 @@ def test_the_page_has_every_finding_and_no_other() -> None:
     assert [each for each in NEXT_STEPS if f'"{each}"' not in code] == []
 
 
+def test_a_result_that_cannot_be_written_is_said_before_anything_is_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["audit", str(tmp_path / "none.py"), "--json", str(tmp_path / "none" / "found.json")]) == 2
+    assert "found.json: cannot be written (No such file or directory)" in capsys.readouterr().err
+
+
 def test_what_does_not_start_cannot_be_audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "spell_env.py"
     path.write_text(SOUND.replace("self.items = iter(WORDS)", "open('/missing')"))

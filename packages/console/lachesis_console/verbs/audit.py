@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from backends.errors import SettingsError
 from lachesis.cli.verb_parser import VerbParser
 
 _DESCRIPTION = """\
@@ -28,6 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="limit of the audit (default: 600)")
     parser.add_argument("--context", type=int, default=32768, metavar="N", help="tokens of a prompt (default: 32768)")
     given, flags = parser.parse_known_args(argv)
+    try:
+        if given.json is not None:
+            given.json.open("a").close()
+    except OSError as error:  # not after ten minutes
+        raise SettingsError(f"--json {given.json}: cannot be written ({error.strerror})") from None
     from lachesis_console.auditing.report import audit
 
     console, beside = Console(emoji=False), Console(emoji=False, stderr=True)
