@@ -25,7 +25,7 @@ LIMITS = {
     "lachesis": 18_540,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
     "lachesis_client": 2_920,  # streams
     "lachesis_compat": 5_170,  # tools.web_tools and others, the agent under its old name, tool backends
-    "lachesis_console": 7_020,  # the plays and findings of the audit, chats, the agent
+    "lachesis_console": 7_030,  # the plays and findings of the audit, chats, the agent
     "lachesis_data": 6_500,
     "lachesis_doors": 4_490,  # tokens for two trainers; without the client of MCP, which tools have
     "lachesis_envs": 9_315,  # web_research, browser_tasks, the maze, word problems of the demo
