@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from backends.lazy import quiet_imports
 from lachesis.runs.environment import Environment
@@ -162,17 +160,15 @@ def _tokenizer_of_file(path: Path) -> Any:
 
 
 def _why_offline() -> str:
-    """Why the hub is not reached, if it is not: asked once, since its library would try for minutes."""
-    from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
+    """Why the hub is not reached, if it is not: asked once, since its library would try for minutes. By its client,
+    which has its proxies and certificates."""
+    from huggingface_hub import get_session
+    from huggingface_hub.constants import ENDPOINT
 
-    if HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
     try:
-        urlopen(Request(ENDPOINT, method="HEAD"), timeout=10).close()
-    except HTTPError:
-        return ""  # what a proxy or the hub says of a name is said to its library too
-    except (OSError, ValueError) as error:
-        return f"{ENDPOINT} cannot be reached: {getattr(error, 'reason', error)}"
+        get_session().head(ENDPOINT, timeout=10)  # any answer will do
+    except Exception as error:  # which types it raises depends on the client
+        return f"{ENDPOINT} cannot be reached: {error}"
     return ""
 
 
