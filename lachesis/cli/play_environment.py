@@ -59,7 +59,7 @@ def main(
         if f"--{setting}" in names:
             raise SettingsError(f"--{setting} is given twice: it is {settings[setting]} here; keep one of the two")
         flags.append(f"--{setting}={value}")
-    return command_line.main(env_cls, [command, *rest, *flags], prog=prog, run=run)
+    return command_line.main(env_cls, [command, *rest, *flags], prog=prog, run=run, short=settings)
 
 
 def _reject_misspelt(parser: argparse.ArgumentParser, given: Iterable[str]) -> None:
@@ -75,12 +75,6 @@ def _reject_misspelt(parser: argparse.ArgumentParser, given: Iterable[str]) -> N
         if flag.startswith("--") and "." not in flag and flag not in PLAIN and (near := close_names(name, known)):
             action = known[near[0]]
             parser.error(f"unknown flag {flag}; did you mean {action.option_strings[-1]} ({action.help})?")
-
-
-def _at_least_one(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
 
 
 def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
@@ -113,14 +107,14 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
     )
     add("openai.base_url", "URL", "URL of the OpenAI-compatible server", "-b", "--base-url")
     add("openai.api_key", "KEY", "API key of the server", "-k", "--api-key")
-    add(number, "N", counted, "-n", read=int if verb == "serve" else _at_least_one)
-    add("env.eval_samples" if evaluates else "env.group_size", "N", "rollouts per item", "-r", read=_at_least_one)
+    add(number, "N", counted, "-n", read=int)
+    add("env.eval_samples" if evaluates else "env.group_size", "N", "rollouts per item", "-r", read=int)
     workers = "env.max_eval_workers" if evaluates else "env.max_num_workers"
-    add(workers, "N", f"{'rollouts' if evaluates else 'groups'} at once", "-c", "--concurrency", read=_at_least_one)
+    add(workers, "N", f"{'rollouts' if evaluates else 'groups'} at once", "-c", "--concurrency", read=int)
     temperature = "env.eval_temperature" if evaluates else "env.agent_temperature"
     add(temperature, "T", "sampling temperature", "-T", "--temperature", read=float)
-    add("env.max_token_length", "N", "limit of tokens in one answer", "-t", "--max-tokens", read=_at_least_one)
-    add("env.max_agent_turns", "N", "limit of turns in a rollout", "--max-turns", read=_at_least_one)
+    add("env.max_token_length", "N", "limit of tokens in one answer", "-t", "--max-tokens", read=int)
+    add("env.max_agent_turns", "N", "limit of turns in a rollout", "--max-turns", read=int)
     add(
         "env.enabled_toolsets",
         "A,B",

@@ -47,9 +47,10 @@ def main(
     *,
     prog: str | None = None,
     run: Callable[[Any], Awaitable[Any]] | None = None,
+    short: Mapping[str, str] | None = None,
 ) -> int:
     """Run one command of an environment; the exit code. `prog`: see `make_parser`; `run`: called with the environment,
-    in place of the command."""
+    in place of the command; `short`: by setting, the short flag that an error about it names."""
     from lachesis.runs.policy_servers import policy_server_at
 
     console = Console(emoji=False, stderr=True)
@@ -65,6 +66,9 @@ def main(
             )
         return own_process.run(_run(command, env, run))
     except Exception as error:
+        setting = str(error).partition(":")[0]
+        if isinstance(error, SettingsError) and short and setting in short:
+            error = SettingsError(f"{short[setting]}: {error}")
         return report_error(error, console)
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped; finished work is kept, start again to continue")
@@ -167,7 +171,7 @@ def read_settings(
         if (instead := facts_of(type(config), name).use_instead) and getattr(config, name):
             raise SettingsError(f"env.{name} is not translated for model servers; use {instead}")
     if command == "process" and config.total_steps < 1:
-        raise SettingsError("env.total_steps -1 is the number of the trainer's steps, which only `serve` knows")
+        raise SettingsError("env.total_steps: -1 is the number of the trainer's steps, which only `serve` knows")
     servers = _servers(
         default_servers,
         file.get("openai"),
