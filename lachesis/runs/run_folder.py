@@ -25,7 +25,14 @@ class OtherSettings(WrongFolder):
     """The folder is of a run with other settings."""
 
 
-_OF_RUNS = (COMPLETED_FILE, FAILED_FILE, ".failed.jsonl", ".discarded.jsonl", ".run.json")
+_OF_RUNS = (COMPLETED_FILE, FAILED_FILE, ".failed.jsonl", ".discarded.jsonl", "judge.jsonl", ".run.json")
+
+
+def has_groups(path: Path) -> bool:
+    """Whether a run has written it, as groups or beside them, without trajectories."""
+    ends = (".failed.jsonl", ".discarded.jsonl", ".judge.jsonl", "/judge.jsonl")
+    beside = f"/{path.name}".endswith(ends) and any(path.parent.glob("*.run.json"))
+    return beside or path.with_suffix(".run.json").exists()
 
 
 def refuse_files_of_runs(output: Path) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import fcntl
 import json
 import os
-import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
@@ -25,6 +24,7 @@ from typing import IO, Any
 
 from backends.errors import SettingsError
 from backends.tasks import finish
+from lachesis.runs.run_folder import has_groups
 from lachesis_data.compression.compressor import Compressed, Compressor
 from lachesis_messages.markup import load_json
 from lachesis_messages.records.jsonl import JsonlError, encode_line, sync_folder
@@ -65,7 +65,7 @@ def find_jobs(source: Path, output: Path | None, suffix: str) -> list[Compressio
     if source.is_dir():
         folder = output or source.with_name(source.name + suffix)
         found = [path for path in source.glob("*.jsonl") if path.is_file()]
-        files = sorted(path for path in found if not _is_of_run(path))
+        files = sorted(path for path in found if not has_groups(path))
         if not files and found:
             export = f"lachesis export {quote(str(source))} --format hermes --out trajectories.jsonl"
             raise SettingsError(f"{source} has groups and no trajectories; write these first: {export}")
@@ -85,12 +85,6 @@ def find_jobs(source: Path, output: Path | None, suffix: str) -> list[Compressio
             if path.exists() and path.samefile(job.source):
                 raise SettingsError(f"{path} is the input itself; name another file or folder with --output")
     return jobs
-
-
-def _is_of_run(path: Path) -> bool:
-    """Whether it is a file of a run without trajectories: of groups, of those that failed, of answers of its judge."""
-    groups = "samples" if path.name == "judge.jsonl" else re.sub(r"\.(failed|discarded|judge)$", "", path.stem)
-    return path.with_name(f"{groups}.run.json").exists()
 
 
 async def compress_file(
