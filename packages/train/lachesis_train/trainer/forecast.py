@@ -173,20 +173,20 @@ async def forecast(training: Training, settings: Settings, work: Work | None = N
     reads = len(datum.tokens) / (time.perf_counter() - begun)
     tokens = given.sequences * min(given.tokens, shape.context)
     seconds, threads = max(1.0, tokens * GRADIENTS_COST / reads), settings.training.engine_threads
-    longest = f"{counted(given.sequences, 'sequence')} of {counted(given.tokens, 'token')}"
+    size = f"{counted(given.sequences, 'sequence')} of {counted(given.tokens, 'token')}"
     rest = (
         f"on this CPU with {counted(threads, 'thread')}; prompts are read at {reads:,.0f} tokens/s; memory up to about "
         f"{memory_of_step(shape, settings, given) / GIB:.1f} GiB"
     )
     if work is None:  # nobody knows yet how long the rollouts will be
         lines = [
-            f"the gradients of a step would take about {duration(seconds)} if it had {longest}, the most that the "
+            f"the gradients of a step would take about {duration(seconds)} if it had {size}, the most that the "
             f"settings allow, and half of that if they were half as long; {rest}"
         ]
         slow = "if a step takes too long, lower"
     else:
         lines = [
-            f"at most {longest} a step: its gradients take up to about {duration(seconds)}, those of "
+            f"at most {size} a step: its gradients take up to about {duration(seconds)}, those of "
             f"{counted(given.steps, 'step')} up to {duration(seconds * given.steps)}, {rest}"
         ]
         slow = (

@@ -29,7 +29,7 @@ from backends.errors import ExitCode, SettingsError
 from lachesis.cli.environment_classes import environment_class
 from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs import command_line
-from lachesis.settings.setting_facts import all_facts
+from lachesis.settings.setting_facts import facts_of
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_train.processes.ports import free_ports
 from lachesis_train.processes.process import Part
@@ -146,8 +146,9 @@ class TrainingPlan:
     def of(cls, given: argparse.Namespace, flags: Mapping[str, Sequence[str]]) -> TrainingPlan:
         """Raises `SettingsError` for settings that one of the processes would refuse."""
         config = ["--config", given.config] if given.config else []
-        for target in given.env or () if not config else ():  # a file may have names of its own
-            environment_class(target)
+        if not config:  # a file may have names of its own
+            for target in given.env or ():
+                environment_class(target)
         api_port, policy_port = free_ports(2)
         added = {
             "env.rollout_server_url": f"http://127.0.0.1:{api_port}",
@@ -252,8 +253,8 @@ def of_trainer(name: str) -> bool:
 
 def _only_serve(name: str) -> bool:
     section, _, field = name.partition(".")
-    facts = all_facts(HermesAgentEnvConfig)
-    return section == "env" and field in facts and facts[field].only_serve
+    known = section == "env" and field in HermesAgentEnvConfig.model_fields
+    return known and facts_of(HermesAgentEnvConfig, field).only_serve
 
 
 def of_environment(name: str) -> bool:
