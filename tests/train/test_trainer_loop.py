@@ -24,7 +24,7 @@ from lachesis_train.api import ApiSettings, RolloutApiServer
 from lachesis_train.curves.recorder import TrainingRecorder
 from lachesis_train.policy import CurrentPolicy
 from lachesis_train.tinker_sdk import Datum, LossPart, Trained, TrainingEngineError
-from lachesis_train.trainer import batches, checkpoints
+from lachesis_train.trainer import batches, checkpoints, engine_link
 from lachesis_train.trainer.batches import BatchError, BatchSource
 from lachesis_train.trainer.checkpoints import Checkpoint
 from lachesis_train.trainer.engine_run import TrainingStopped
@@ -37,6 +37,12 @@ from tests.support.stock_run_api import StockRunApi, run_api
 from tests.support.trained_groups import group_body
 
 __all__ = ["run_api"]
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between tries of an engine that fails."""
+    monkeypatch.setattr(engine_link, "_LONGEST_PAUSE", 0.0)
 
 
 class Killed(BaseException):
@@ -55,9 +61,10 @@ class Engine:
     losses: set[str] = field(default_factory=set)
     keeps: int = 0
     broken: bool = False
-    """After a failure the SDK's client takes no more requests."""
+    """After a failure the SDK's client takes no more requests; a new connection has a new one."""
 
     async def connect(self) -> Engine:
+        self.broken = False
         return self
 
     async def ended(self) -> str:
@@ -81,13 +88,11 @@ class Engine:
             raise Killed
 
     async def train(self, *_: Any) -> Engine:
-        self.broken = False
         with self.fault():
             self.weights = ()
         return self
 
     async def resume(self, path: str, *_: Any, **__: Any) -> Engine:
-        self.broken = False
         with self.fault():
             self.weights = self.saved[path]
         return self
@@ -158,7 +163,7 @@ class World:
             end_without_environments=chosen.training.end_without_environments,
             say=self.said.append,
         )
-        found = Trainer(
+        return Trainer(
             chosen,
             self.engine,  # type: ignore[arg-type]
             source,
@@ -168,12 +173,6 @@ class World:
             say=self.said.append,
             stop=stop,
         )
-
-        async def at_once(_: float) -> None:
-            await asyncio.sleep(0)
-
-        found._pause = at_once  # type: ignore[method-assign]
-        return found
 
     @contextlib.asynccontextmanager
     async def serving(self, policy: CurrentPolicy) -> AsyncIterator[None]:
