@@ -45,6 +45,9 @@ REPEATED = 5
 """So many failed tests run once more. Where more fail, something is wrong that does not pass."""
 FAILED = 1
 """The exit status of pytest that ran all tests, of which some failed."""
+HANGS = 400
+"""Seconds after which a test of `make test` fails, as one that hangs; the longest takes a quarter of that beside
+others."""
 ALL = os.environ.get("LACHESIS_TESTS") == "all"
 """Whether the tests that are marked `long` run as well, and hypothesis tries all of its examples."""
 SAMPLE = os.environ.get("LACHESIS_SAMPLE")
@@ -147,6 +150,7 @@ def main(arguments: list[str]) -> None:
         )
     os.chdir(ROOT)
     start = [sys.executable, "-m", "pytest", "--durations=10", *(f"--ignore=tests/{name}" for name in ON_REQUEST)]
+    start += [] if ALL else [f"--timeout={HANGS}"]
     raise SystemExit(run([*start, *options], workers, [f"tests/{name}" for name in packages]))
 
 
