@@ -9,7 +9,7 @@ from typing import Any
 from backends.errors import SettingsError
 from lachesis.settings.server_settings import ServerConfig
 
-MILLION = 1_000_000
+_MILLION = 1_000_000
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "uncounted_requests")
 
 
@@ -29,8 +29,12 @@ class Prices:
         )
         if uncounted or (completion and not prompt):
             return None
+        return round(self.of_tokens(prompt, cached, completion), 9)
+
+    def of_tokens(self, prompt: int, cached: int, completion: int) -> float:
+        """The cost of so many tokens; `cached` are among those of the prompts."""
         cost = (prompt - cached) * self.input + cached * self.cached_input + completion * self.output
-        return round(cost / MILLION, 9)
+        return cost / _MILLION
 
     def add_to(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """The record of a group with a `cost` for each rollout, and for what was sampled beside them."""

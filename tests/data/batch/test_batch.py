@@ -604,6 +604,17 @@ def test_what_a_server_does_not_count_costs_an_unknown_amount_and_not_0(
     assert [said[name] for name in ("cost", "prompt_tokens", "completion_tokens")] == [None, None, None]
 
 
+def test_the_prices_of_the_settings_hold_for_a_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", ROWS[:3])
+    usage = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 40}}
+    prices = (f"--openai.price_per_million_{name}" for name in ("input=1000", "output=2000", "cached_input=100"))
+    with served(lambda request: {**thinks(request), "usage": usage}) as server:
+        assert batch(flags(source, tmp_path, server.base_url, *prices)) == 0
+    cost = 3 * (60 * 1000 + 40 * 100 + 10 * 2000) / 1e6
+    assert re.search(rf"^cost +{cost:.4f} *$", capsys.readouterr().out, re.MULTILINE)
+    assert json.loads((tmp_path / "run" / "statistics.json").read_text())["cost"] == pytest.approx(cost)
+
+
 # Hostile input.
 
 

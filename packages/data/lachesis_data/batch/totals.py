@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lachesis.figures.costs import MILLION
+from lachesis.figures.costs import Prices
 from lachesis.figures.figures import Figures
 
 
@@ -21,8 +21,7 @@ class Caps:
     tokens: int | None = None
     """Completion tokens of the run, earlier starts included; so is the cost."""
     cost: float | None = None
-    prices: tuple[float, float] | None = None
-    """Of a million tokens of prompts and of completions."""
+    prices: Prices | None = None
 
     def reached(self, totals: BatchTotals, started: float) -> str:
         """Why the run must end; empty if it need not."""
@@ -40,7 +39,7 @@ class Caps:
         """The cost of the tokens; None without prices, or where the server did not count all of them."""
         if self.prices is None or totals.all.counts["uncounted_requests"]:
             return None
-        return (totals.all.prompts * self.prices[0] + totals.all.sampled * self.prices[1]) / MILLION
+        return self.prices.of_tokens(totals.all.prompts, totals.all.counts["cached_tokens"], totals.all.sampled)
 
 
 class BatchTotals:

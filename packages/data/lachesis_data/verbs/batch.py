@@ -33,6 +33,8 @@ AS_SETTINGS = {
     "ephemeral_system_prompt": "env.ephemeral_system_prompt",
 }
 """Flag -> the setting that it is another name for."""
+PRICES = ("openai.price_per_million_input", "openai.price_per_million_output")
+"""The settings that `--prices` sets."""
 SAME_NAMES = (
     *("run_name", "batch_size", "concurrency", "samples", "seed", "grace_period", "retry_failed"),
     *("keep_without_reasoning", "allow_missing_toolsets"),
@@ -158,6 +160,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     from rich.console import Console
 
     from lachesis.cli.environment_classes import environment_class
+    from lachesis.figures.costs import prices_of
     from lachesis.runs.command_line import announce, note_misspelt_hooks, read_settings
     from lachesis.runs.own_process import run
     from lachesis.runs.results import print_result
@@ -171,13 +174,14 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     names = [text.partition("=")[0] for text in rest]
     if base is None and given.model is None and not {"--openai.model_name", "--config"} & {*names}:
         raise SettingsError("name the model: --model NAME --base_url URL, or --model embedded for the small model here")
-    if given.max_cost is not None and given.prices is None:
-        raise SettingsError("--max_cost needs the prices of a million tokens: --prices IN,OUT")
     if given.dataset_file is None and given.max_samples is None:
         raise SettingsError("--env without --dataset_file plays the environment's own items: set --max_samples")
     env_cls = over_rows(base, seed=given.seed)
     _, arguments = read_settings(env_cls, ["process", *rest, *_as_flags(given, base is None, names)])
     config, servers = arguments["config"], arguments["server_configs"]
+    prices = prices_of(servers)
+    if given.max_cost is not None and prices is None:
+        raise SettingsError("--max_cost needs the prices of a million tokens: --prices IN,OUT")
     announce(given.run_name, "batch", servers, Console(emoji=False, stderr=True))
     note_misspelt_hooks(env_cls, Console(emoji=False, stderr=True))
     if given.prefill_messages_file is not None:
@@ -198,7 +202,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
             limit=given.max_samples,
             shard=given.shard,
         ),
-        caps=Caps(seconds=given.max_seconds, tokens=given.max_total_tokens, cost=given.max_cost, prices=given.prices),
+        caps=Caps(seconds=given.max_seconds, tokens=given.max_total_tokens, cost=given.max_cost, prices=prices),
         **{name: getattr(given, name) for name in SAME_NAMES},
     )
     result = run(run_batch(env_cls(**arguments), settings))
@@ -209,6 +213,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
 def _as_flags(given: argparse.Namespace, prompts: bool, names: Sequence[str]) -> list[str]:
     """The flags of the settings that have another name here."""
     values = {setting: getattr(given, name) for name, setting in AS_SETTINGS.items()}
+    values |= dict(zip(PRICES, given.prices or (), strict=False))
     if prompts:  # of `batch_runner.py`; an environment has its own
         if not {"--env.enabled_toolsets", "--env.distribution", "--config"} & {*names}:
             # Not chosen: what has no tools here is left out, with a note.
