@@ -15,6 +15,7 @@ import pytest
 
 from lachesis_testing.export_suite import example_groups
 from lachesis_view import app as viewer
+from lachesis_view.html import brief
 from lachesis_view.index import Index
 from lachesis_view.matrix import ITEMS, comparable, difference, matrix, passes
 
@@ -58,6 +59,11 @@ def index(tmp_path: Path) -> Iterator[Index]:
     index.refresh()
     yield index
     index.close()
+
+
+def test_a_reward_that_is_not_whole_never_reads_as_if_it_were() -> None:
+    rewards = (0, 1.0, 0.5, 0.996, 1.004, 0.004, -0.999, 9.99, 12.3, 150.0)
+    assert [brief(each) for each in rewards] == ["0", "1", "0.5", "<1", ">1", "0.004", ">-1", "<10", "12.3", "150"]
 
 
 def test_what_weighs_nothing_is_no_reason_and_no_call_of_an_offered_tool_is_one(tmp_path: Path) -> None:

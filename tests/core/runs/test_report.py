@@ -347,6 +347,24 @@ async def test_a_search_finds_what_was_written_and_nothing_of_the_markup(tmp_pat
 
 
 @needs_chromium
+async def test_the_largest_difference_comes_first_and_what_one_of_two_runs_lacks_last(tmp_path: Path) -> None:
+    for run, rewards in (("a", {"gone": 1.0, "near": 0.5, "far": 0.0}), ("b", {"near": 0.25, "far": 0.5})):
+        lines = []
+        for key, reward in rewards.items():
+            line = hostile_group(f"{key}-1")
+            line["rollouts"] = line["rollouts"][:1]
+            line["rollouts"][0]["reward"] = reward
+            lines.append(json.dumps(line) + "\n")
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "samples.jsonl").write_text("".join(lines))
+    write_comparison(tmp_path / "two.html", compare(tmp_path / "a", tmp_path / "b"))
+    async with opened(tmp_path / "two.html") as page:
+        await page.eval("(at('order').value = 'difference', at('order').dispatchEvent(new Event('change')))")
+        await page.until("document.querySelectorAll('#list > details').length === 3")
+        assert await page.eval("found.map((item) => item.key)") == ["far-1", "near-1", "gone-1"]
+
+
+@needs_chromium
 async def test_a_report_is_readable_on_a_phone_and_in_the_dark(tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", title="t", groups=[hostile_group()])
     async with opened(tmp_path / "report.html", width=390, height=844) as page:

@@ -30,7 +30,13 @@ class Templates:
             lstrip_blocks=True,
             finalize=visible,
         )
-        self._environment.filters |= {"pretty": pretty, "figure": figure, "amount": amount, **(filters or {})}
+        self._environment.filters |= {
+            "pretty": pretty,
+            "figure": figure,
+            "amount": amount,
+            "brief": brief,
+            **(filters or {}),
+        }
 
     def page(self, name: str, /, **values: Any) -> str:
         """What a template makes of the values."""
@@ -85,6 +91,15 @@ def figure(value: Any) -> str:
     if abs(value) < 1e15 and (abs(value) >= 1000 or value == int(value)):
         return str(round(value))
     return f"{value if isinstance(value, float) else Decimal(value):.4g}"  # JSON has numbers that no float holds
+
+
+def brief(value: float) -> str:
+    """A reward in a small cell. What is not whole never reads as if it were: 0.996 is <1."""
+    if abs(value) >= 10 or value == int(value):
+        return figure(value)
+    short = f"{value:.2g}"
+    rounded = float(short)
+    return short if rounded != int(rounded) else f"{'<' if value < rounded else '>'}{rounded:.0f}"
 
 
 def amount(value: float) -> str:

@@ -95,7 +95,10 @@ const kinds = {
 const most = (name) => (item) => -Math.max(...rollouts(item).map((one) => one[name]), 0);
 const orders = { turns: most("turns"), tokens: most("tokens"), seconds: most("seconds"),
   low: (item) => score(item) ?? Infinity, high: (item) => -(score(item) ?? -Infinity),
-  difference: (item) => -Math.abs((score(item, 0) ?? 0) - (score(item, 1) ?? 0)) };
+  difference: (item) => { // what one of the runs lacks comes last
+    const [a, b] = [score(item, 0), score(item, 1)];
+    return a == null || b == null ? Infinity : -Math.abs(a - b);
+  } };
 function list() {
   const kind = kinds[at("reward").value], ending = at("ending").value, order = orders[at("order").value];
   const fields = [...document.querySelectorAll("select.field")].filter((select) => select.value);
