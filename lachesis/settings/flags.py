@@ -135,7 +135,8 @@ def make_parser(
             allow_abbrev=False,
             add_help=False,
         )
-        sub.lists_all = "--help-all" if prog else "`lachesis process ENV --help-all`"  # of a chat, an audit, a script
+        # A chat, an audit, a batch and a script have no such help: they are not `lachesis VERB ENV`.
+        sub.lists_all = "--help-all" if len((prog or "").split()) > 2 else "`lachesis process ENV --help-all`"
         sub.set_defaults(parser=sub)
         add = sub.add_argument
         add("-h", "--help", action=_HelpWithBackend, help="show this help message and exit")

@@ -243,6 +243,23 @@ def test_a_closed_input_or_output_ends_a_chat(tmp_path: Path) -> None:
     assert len(records(tmp_path / "run")) == 1
 
 
+def test_a_wrong_flag_is_named_before_anybody_types(tmp_path: Path) -> None:
+    for target in ([], ["tool_result"]):
+        ended = subprocess.run(
+            command(*target, "-m", "reference", "--env.max_agent_turn", "3"),
+            input="hello\n",
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+            env=environment(tmp_path),
+        )
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert ended.stderr == (
+            "lachesis chat: error: unknown setting --env.max_agent_turn; did you mean --env.max_agent_turns?\n"
+        )
+
+
 async def test_another_model_is_asked_at_the_same_server_and_without_a_foreign_key(tmp_path: Path) -> None:
     async with ScriptedServer([say("one")]) as server, ScriptedServer([say("two")]) as other:
         line = ["tool_result", "-m", "a", "-b", server.base_url, "-k", "key-of-a", "-o", f"{tmp_path}/run"]

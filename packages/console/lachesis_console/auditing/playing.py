@@ -97,7 +97,7 @@ class Stage:
         said = io.StringIO()
         try:
             with redirect_stderr(said):
-                _, self._settings = read_settings(env_cls, ["process", *given])
+                _, self._settings = read_settings(env_cls, ["process", *given], prog="lachesis audit")
         except SystemExit:  # of a flag that no setting has: it is not the environment that ends the process
             raise SettingsError(said.getvalue().strip().partition("error: ")[2]) from None
         self._env_cls = env_cls

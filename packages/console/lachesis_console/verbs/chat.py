@@ -121,6 +121,9 @@ async def _plain_chat(seat: Seat, recorded: RecordedRollout | None, flags: list[
     from lachesis_console.chat.plain import NAME, PlainChat, config_flags, save
 
     config, screen = load_cli_config(), seat.screen
+    names = {flag.partition("=")[0] for flag in flags}
+    given = [*(flag for flag in config_flags(config) if flag.partition("=")[0] not in names), *flags]
+    _settings(PlainChat, given)  # what is wrong there is said before somebody types
     screen.note(f"a chat; /help lists the commands, and comes after the first message. Its file is {seat.journal.path}")
     prompt = recorded.item["prompt"] if recorded is not None else await screen.ask("you> ")
     while prompt is not None and not prompt.strip():
@@ -129,9 +132,7 @@ async def _plain_chat(seat: Seat, recorded: RecordedRollout | None, flags: list[
         return 0
     seat.begin(prompt)
     with TemporaryDirectory(prefix="chat-") as folder:
-        names = {flag.partition("=")[0] for flag in flags}
-        given = [flag for flag in config_flags(config) if flag.partition("=")[0] not in names]
-        given = [*given, f"--env.data_path_to_save_groups={folder}/groups.jsonl", *flags]
+        given = [f"--env.data_path_to_save_groups={folder}/groups.jsonl", *given]
         env = _environment(PlainChat, given, seat, recorded, 0, NAME, item={"prompt": prompt}, chosen=flags)
         await _played(env, seat)
     if config["agent"]["save_trajectories"]:
@@ -177,7 +178,6 @@ def _environment(
     from rich.console import Console
 
     from lachesis.loop.loop import HermesAgentLoop
-    from lachesis.runs.command_line import read_settings
     from lachesis.settings.hooks import of_hook
     from lachesis_console.replaced import with_methods
     from lachesis_tools.on_request import with_requested
@@ -220,16 +220,21 @@ def _environment(
 
         return replace(player, make_loop=make_loop)
 
-    given = [
-        *(f"--env.{name}={value}" for name, value in _CHOSEN.items() if not any(f".{name}" in flag for flag in flags)),
-        *flags,
-    ]
-    _, settings = read_settings(env_cls, ["process", *given])
+    settings = _settings(env_cls, flags)
     tools = with_requested(env_cls.tools, settings["config"].enabled_toolsets, user=True)
     env = with_methods(env_cls, get_next_item=get_next_item, player_for=player_for, tools=tools)(**settings)
     seat.model, seat.tool_call_parser = env.server_configs[0], env.config.tool_call_parser
     env.console = Console(emoji=False, file=io.StringIO())
     return env
+
+
+def _settings(env_cls: type[HermesAgentBaseEnv], flags: Sequence[str]) -> dict[str, Any]:
+    """The arguments of the environment's constructor; SettingsError names a flag that is wrong."""
+    from lachesis.runs.command_line import read_settings
+
+    chosen = {name: value for name, value in _CHOSEN.items() if not any(f".{name}" in flag for flag in flags)}
+    given = [*(f"--env.{name}={value}" for name, value in chosen.items()), *flags]
+    return read_settings(env_cls, ["process", *given], prog="lachesis chat")[1]
 
 
 _CHOSEN = {

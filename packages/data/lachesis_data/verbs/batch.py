@@ -177,7 +177,9 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     if given.dataset_file is None and given.max_samples is None:
         raise SettingsError("--env without --dataset_file plays the environment's own items: set --max_samples")
     env_cls = over_rows(base, seed=given.seed)
-    _, arguments = read_settings(env_cls, ["process", *rest, *_as_flags(given, base is None, names)])
+    _, arguments = read_settings(
+        env_cls, ["process", *rest, *_as_flags(given, base is None, names)], prog="lachesis batch"
+    )
     config, servers = arguments["config"], arguments["server_configs"]
     prices = prices_of(servers)
     if given.max_cost is not None and prices is None:

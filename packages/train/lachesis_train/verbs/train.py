@@ -288,7 +288,9 @@ def _check_environment(target: str, config: Sequence[str], chosen: Mapping[str, 
     notes = io.StringIO()
     try:
         with contextlib.redirect_stderr(notes):  # its own process repeats them
-            return command_line.read_settings(env_cls, ["serve", *config, *_flags(chosen, of_environment)])[1]
+            return command_line.read_settings(
+                env_cls, ["serve", *config, *_flags(chosen, of_environment)], prog="lachesis train"
+            )[1]
     except SystemExit:
         sys.stderr.write(notes.getvalue())
         raise
