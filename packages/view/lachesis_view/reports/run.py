@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -31,7 +31,9 @@ from lachesis_messages.records.groups import stored_messages
 from lachesis_view.html import Templates, pretty, visible, write_page
 from lachesis_view.html.parts import Parts, pack, to_json
 from lachesis_view.html.rollout import last_words, rollout_view, title_of, tool_views
-from lachesis_view.pairs import Difference
+
+if TYPE_CHECKING:
+    from lachesis_view.pairs import Difference
 
 _TEMPLATES = Path(__file__).parent / "templates"
 HISTOGRAM_BINS = 10
