@@ -26,7 +26,8 @@ from lachesis.figures.intervals import mean_over_items
 from lachesis_testing.export_suite import example_groups
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
-from lachesis_view.index import BATCH, Index, NoSuchGroup
+from lachesis_view.followed_files import BATCH
+from lachesis_view.index import Index, NoSuchGroup
 from tests.run import some
 from tests.support.small_envs import process
 from tests.support.viewed_runs import Mixed, mixed, mixed_run
