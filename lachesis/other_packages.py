@@ -25,7 +25,7 @@ POOLS: Final[Registry[Any]] = Registry("part of pools", "lachesis.pools", {}, pa
 """`statuses` returns what each pool that is known here says of itself."""
 
 ENGINES: Final[Registry[Any]] = Registry(
-    "token engine", "lachesis.token_engines", {}, reserved=["auto"], package="lachesis-tokens"
+    "token engine", "lachesis.token_engines", {}, reserved=["auto", "chat"], package="lachesis-tokens"
 )
 """Engine classes, or functions that make an engine, by the name that settings give. `docs/engines.md` shows how to add
 one."""

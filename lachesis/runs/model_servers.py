@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from lachesis.other_packages import TOKENS
 from lachesis.settings.flags import close_names
 from lachesis.settings.server_settings import (
+    CHAT,
     EMBEDDED,
     REFERENCE,
     ServerConfig,
@@ -81,7 +82,6 @@ async def start_servers(
     settings: HermesAgentEnvConfig,
     stack: AsyncExitStack,
     check: Callable[[Sequence[Any]], Awaitable[None]],
-    training: bool = False,
 ) -> ModelServer:
     """Start servers that need to be started and connect to all of them; `stack` ends both.
 
@@ -95,7 +95,7 @@ async def start_servers(
             f"model {REFERENCE}: the reference policy is this environment's only model and reports no tokens: give no "
             "other server, server_type or engine with it; or name a model instead"
         )
-    kinds = [token_engine(config, training=training) for config in configs]
+    kinds = list(map(token_engine, configs))
     if None in kinds and any(kinds):
         found = ", ".join(f"{config.model_name}: {kind or 'chat'}" for config, kind in zip(configs, kinds, strict=True))
         raise ServerConfigError(
@@ -144,7 +144,7 @@ async def start_another(
     """
     try:
         # Its tokens are not trained, so it is asked as a chat, whatever kind of server it is.
-        config = ServerConfig(**{"timeout": 120, **given, "server_type": "openai", "engine": "auto"})
+        config = ServerConfig(**{"timeout": 120, **given, "server_type": "openai", "engine": CHAT})
     except ValidationError as error:
         problem = error.errors()[0]
         where, said = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")

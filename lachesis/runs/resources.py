@@ -62,7 +62,7 @@ async def run_resources(
 
     Args:
         server: the one that exists already; None starts what `env.server_configs` name.
-        training: a model that is started here is used with exact tokens.
+        training: it waits for servers that do not answer yet, and rollouts end before their group is given up.
 
     Raises:
         BackendUnavailable: the sandboxes cannot be used on this machine.
@@ -111,7 +111,7 @@ async def run_resources(
         stack.enter_context(opened(open_run))
         await of_hook(env.setup())
         open_run.after_setup = dict(os.environ)
-        _note_without_effect(env, training=training, chats=_only_chats(env, server, training=training))
+        _note_without_effect(env, training=training, chats=_only_chats(env, server))
         limits = loop_limits(config, training=training)
         lifetime = sandbox_lifetime(config, limits)  # `setup` may have set it
         sessions.spec = replace(sessions.spec, lifetime=lifetime)
@@ -127,14 +127,12 @@ async def run_resources(
             if not env.testing:
                 await check_models(env, clients, wait=training)
 
-        if server is None and plays_reference(env.server_configs, training=training):
+        if server is None and plays_reference(env.server_configs):
             server = ReferencePolicy(env.reference_policy(), env.server_configs[0])
         elif server is None:
             from lachesis.runs.model_servers import start_servers
 
-            server = await start_servers(
-                env.server_configs, settings=config, stack=stack, check=check, training=training
-            )
+            server = await start_servers(env.server_configs, settings=config, stack=stack, check=check)
         else:
             stack.push_async_callback(server.close)
             if clients := getattr(server, "servers", ()):
@@ -187,14 +185,14 @@ _REMOVED_VARIABLES = tuple(
 """Beginnings of variables that set the sandboxes of the removed Hermes stack."""
 
 
-def _only_chats(env: Environment, server: ModelServer | None, *, training: bool) -> bool:
+def _only_chats(env: Environment, server: ModelServer | None) -> bool:
     """Whether model servers make the prompts, from messages."""
     configs = env.server_configs
     if server is not None:
         from lachesis.runs.reference_policy import ReferencePolicy  # most runs play none
 
         return not tracks_tokens(server) and not isinstance(server, ReferencePolicy)
-    return not plays_reference(configs) and not any(token_engine(config, training=training) for config in configs)
+    return not plays_reference(configs) and not any(map(token_engine, configs))
 
 
 def _note_without_effect(env: Environment, *, training: bool, chats: bool) -> None:
@@ -231,7 +229,7 @@ def _note_without_effect(env: Environment, *, training: bool, chats: bool) -> No
     if config.chat_template is not None and chats:
         notes.append(
             "env.chat_template is not used: over chat completions the model server writes the prompts with a template "
-            "of its own; --openai.engine llama.cpp (a model that runs here), vllm or sglang makes them here"
+            "of its own; --openai.server_type vllm or sglang makes them here, and so does a model that runs here"
         )
     if config.distribution is not None and config.enabled_toolsets is not None:
         notes.append(f"env.enabled_toolsets is not read: env.distribution {config.distribution!r} draws the toolsets")

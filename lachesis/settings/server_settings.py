@@ -18,6 +18,8 @@ from lachesis_client.urls import HTTP_URL
 KEY_VARIABLES = {"openai.com": "OPENAI_API_KEY", "openrouter.ai": "OPENROUTER_API_KEY"}
 """Domain of a public service -> the environment variable that holds its key."""
 
+CHAT = "chat"
+"""In the place of an engine: the server is asked for chat completions, and reports no tokens."""
 EMBEDDED = "embedded"
 REFERENCE = "reference"
 DEFAULT_URL = "http://localhost:9004/v1"
@@ -57,7 +59,7 @@ class ServerConfig(BaseModel):
     engine: Annotated[str, Facts(choices=ENGINES.names)] = Field(
         default="auto",
         description="API that reports tokens (Phase 2). auto: vllm or sglang by server_type, and llama.cpp for a "
-        "model that `serve` starts itself.",
+        "model that runs here (embedded or a GGUF file); chat: none of them (Phase 1).",
     )
     logprobs_mode: Literal["raw", "temperature", "processed"] | None = Field(
         default=None,
@@ -143,7 +145,7 @@ class ServerConfig(BaseModel):
     @field_validator("engine")
     @classmethod
     def _engine_exists(cls, name: str) -> str:
-        if name != "auto" and name not in ENGINES.names():
+        if name not in ("auto", CHAT) and name not in ENGINES.names():
             load_engine(name)  # `module:Class`, or an error with near names
         return name
 
@@ -197,20 +199,18 @@ def needs_start(config: ServerConfig) -> bool:
     return is_local_model(config) or config.model_name == REFERENCE
 
 
-def token_engine(config: ServerConfig, *, training: bool = False) -> str | None:
+def token_engine(config: ServerConfig) -> str | None:
     """The engine that reports this server's tokens (Phase 2); None where the server is used for chat (Phase 1)."""
     if config.engine != "auto":
-        return config.engine
+        return None if config.engine == CHAT else config.engine
     if config.server_type in ("vllm", "sglang"):
         return config.server_type
-    return "llama.cpp" if training and is_local_model(config) else None
+    return "llama.cpp" if is_local_model(config) else None
 
 
-def plays_reference(configs: Sequence[ServerConfig], *, training: bool = False) -> bool:
+def plays_reference(configs: Sequence[ServerConfig]) -> bool:
     """Whether the environment's reference policy answers, alone and without tokens."""
-    return [config.model_name for config in configs] == [REFERENCE] and token_engine(
-        configs[0], training=training
-    ) is None
+    return [config.model_name for config in configs] == [REFERENCE] and token_engine(configs[0]) is None
 
 
 def describe(configs: Sequence[ServerConfig]) -> str:

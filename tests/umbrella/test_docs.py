@@ -23,7 +23,7 @@ LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
 
 OF_THE_MODEL = (
     *("lachesis eval sort_words.py", "lachesis process terminal -n 1 -r 1 -t"),
-    *("--openai.engine llama.cpp", "lachesis verify data/verified/"),
+    *("-o data/verified", "lachesis verify data/verified/"),
 )
 """Commands that sample from the embedded model, which takes long, or read what it made: `make test` runs other ones."""
 

@@ -173,7 +173,7 @@ def _named(group: PlayedGroup, name: str) -> PlayedGroup:
 
 def _reject_phase_1(env: Environment) -> None:
     for config in env.server_configs:
-        if token_engine(config, training=True) is None:
+        if token_engine(config) is None:
             raise Phase1CannotTrain(
                 f"serve: model {config.model_name!r} is used over chat completions (Phase 1), which carry no token ids "
                 "and logprobs, and a trainer never gets made-up ones; set --openai.server_type vllm or sglang "

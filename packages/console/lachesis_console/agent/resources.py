@@ -18,6 +18,7 @@ from lachesis.other_packages import DATA
 from lachesis.runs.model_servers import start_servers
 from lachesis.runs.silence import SilenceWatch
 from lachesis.settings.agent_tools import AgentTools, chosen_tools
+from lachesis.settings.server_settings import CHAT
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client import Router
 from lachesis_tools import ToolSessions
@@ -103,8 +104,9 @@ class AgentResources:
         self._connections = AsyncExitStack()
         self.servers = []
         for config in configs:
-            server = await start_servers([config], settings=self.config, stack=self._connections, check=unchecked)
-            assert isinstance(server, Router)  # of an `openai` server
+            chats = [config.model_copy(update={"engine": CHAT})]
+            server = await start_servers(chats, settings=self.config, stack=self._connections, check=unchecked)
+            assert isinstance(server, Router)
             self.servers.append(server)
 
     async def calls(self, task_id: str) -> SessionCalls:

@@ -46,7 +46,7 @@ class Policies:
 
     async def _start(self, configs: Sequence[ServerConfig], *, keeps_tokens: bool) -> ModelServer:
         env = self._env
-        if plays_reference(configs, training=True):
+        if plays_reference(configs):
             return ReferencePolicy(env.reference_policy(), configs[0])
         if keeps_tokens and not any(needs_start(each) or token_engine(each) for each in configs):
             parser = env.config.tool_call_parser
@@ -56,7 +56,7 @@ class Policies:
         async def unchecked(_: Sequence[Any]) -> None:
             """A trainer may start its server after this one."""
 
-        server = await start_servers(configs, settings=env.config, stack=self._stack, check=unchecked, training=True)
+        server = await start_servers(configs, settings=env.config, stack=self._stack, check=unchecked)
         if tracks_tokens(server):
             await TOKENS.load("check")(env, server, env.tool_definitions())
         return server

@@ -52,8 +52,8 @@ class Act:
 LOOK_UP, PROBLEMS = "pieces in stock", "word problems"
 SMALL = "SmolLM2-135M"
 ACTS = (
-    Act("stock-base", LOOK_UP, SMALL, {"model_name": "embedded", "engine": "llama.cpp"}, min),
-    Act("stock-trained", LOOK_UP, f"{SMALL}, trained", {"model_name": str(ADAPTER), "engine": "llama.cpp"}, max),
+    Act("stock-base", LOOK_UP, SMALL, {"model_name": "embedded"}, min),
+    Act("stock-trained", LOOK_UP, f"{SMALL}, trained", {"model_name": str(ADAPTER)}, max),
     Act("problems-base", PROBLEMS, SMALL, {"model_name": "embedded"}, min),
     Act("problems-reference", PROBLEMS, "reference policy (no model)", {"model_name": "reference"}, max),
 )

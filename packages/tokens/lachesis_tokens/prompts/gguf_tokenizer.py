@@ -59,7 +59,7 @@ def _build(metadata: Mapping[str, Any], tokens: list[str], path: Path) -> Tokeni
     from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
-    advice = "give the tokenizer of the original model (tokenizer_name) instead"
+    advice = "set openai.tokenizer_name to that of the original model, or openai.engine to chat to play without tokens"
     if kind != "gpt2":
         raise GGUFError(
             path, f"its tokenizer is of kind {kind!r}, and only byte-level BPE ('gpt2') is supported", advice

@@ -533,7 +533,8 @@ def _cut(value: Any) -> str:
 
 
 NO_SAMPLES: Final = (
-    "contains no samples: only completions with token ids have any; --openai.server_type vllm or sglang asks for these"
+    "contains no samples: only completions with token ids have any. A model that runs here reports them, and so does "
+    "a server with --openai.server_type vllm or sglang"
 )
 """The only problem of a file that is `empty`."""
 _INTEGERS: Final[frozenset[type]] = frozenset({int})
