@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, NoReturn
 
 
 class VerbParser(argparse.ArgumentParser):
@@ -34,6 +35,18 @@ class VerbParser(argparse.ArgumentParser):
         formatter.add_text(self.epilog)
         return f"{self.format_usage()}\n{examples_of(self.prog)}{formatter.format_help()}"
 
+    def error(self, message: str) -> NoReturn:
+        """In words, with the flag or the choice that is near an unknown one."""
+        message = re.sub("invalid int value:", "expected a whole number, got", message)
+        message = re.sub("invalid float value:", "expected a number, got", message)
+        known = [name for action in self._actions for name in action.option_strings]
+        if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            unknown, known = choice[1], re.findall(r"[\w.-]+", choice[2])
+        else:
+            unknown = next(iter(re.findall(r"unrecognized arguments: (-[^\s=]*)", message)), "")
+        near = get_close_matches(unknown, known, n=1) if unknown else []
+        super().error(f"{message}; did you mean {near[0]}?" if near else message)
+
     def _synopsis(self) -> str:
         formatter = self._get_formatter()
         words = []
@@ -61,6 +74,13 @@ class OnceFormatter(argparse.HelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = [part.rstrip() for part in re.split(r"\n\s*\n", text.strip("\n"))]
         return "\n\n".join(part if part[:1] == " " else textwrap.fill(part, width) for part in parts)
+
+
+def count(text: str, least: int = 1) -> int:
+    """A number of things, as the `type` of an argument."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"expected a whole number from {least} up, got {text!r}")
+    return int(text)
 
 
 def examples_of(prog: str) -> str:

@@ -108,7 +108,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("export nowhere --format hermes --out x", 1, "nowhere: cannot be read"),
         ("export nowhere --format hermse --out x", 2, "Did you mean 'hermes'?"),
         ("export nowhere --format openai --out x --options {min_rewrd:1}", 2, "min_rewrd"),
-        ("export nowhere --format openai --out x --min-reward much", 2, "invalid float value"),
+        ("export nowhere --format openai --out x --min-reward much", 2, "expected a number, got 'much'"),
         ("export nowhere --format openai --out x --min-reward nan", 2, "--min-reward nan: is not a number"),
         ("process gsm8k -T inf", 2, "env.agent_temperature: Input should be a finite number"),
         ("eval gsm8k -T inf", 2, "env.eval_temperature: Input should be a finite number"),
@@ -126,7 +126,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         *((f"{server} --port 65536", 2, "65536 is not a port") for server in ("api", "fake-server", "view")),
         ("nope", 2, "there is no verb 'nope'; choose from doctor, demo"),
         ("evall gsm8k", 2, "there is no verb 'evall'; did you mean eval?"),
-        ("eval gsm8k -n two", 2, "argument -n: invalid int value: 'two'"),
+        ("eval gsm8k -n two", 2, "argument -n: expected a whole number, got 'two'"),
         ("eval gsm8k -n 0", 2, "error: -n: env.eval_items: Input should be greater than or equal to 1 (got 0)"),
         ("process gsm8k -n 0", 2, "error: -n: env.total_steps: must be at least 1"),
         ("eval gsm8k --modle m", 2, "did you mean --model (name of the model"),
@@ -434,7 +434,7 @@ def test_a_file_that_is_no_groups_file_is_one_message(tmp_path: Path, capsys: py
 def test_a_demo_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         lachesis(["demo", "--items", "0"])
-    assert "expected a number from 1 up, got '0'" in capsys.readouterr().err
+    assert "expected a whole number from 1 up, got '0'" in capsys.readouterr().err
 
 
 # Datasets.

@@ -9,12 +9,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import SettingsError
-from lachesis.cli.verb_parser import VerbParser
+from lachesis.cli.verb_parser import VerbParser, count
 
 if TYPE_CHECKING:
     from lachesis.base_env import HermesAgentBaseEnv
@@ -43,12 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
         epilog="Every other setting has its own flag, --env.NAME VALUE or --openai.NAME VALUE.",
     )
-    parser.add_argument("--item", type=int, default=0, metavar="N", help="the item, counted from 0 (default: 0)")
+    number = partial(count, least=0)
+    parser.add_argument("--item", type=number, default=0, metavar="N", help="the item, counted from 0 (default: 0)")
     parser.add_argument("--as", dest="seat", choices=("user", "agent"), default="user", help="who you are")
     parser.add_argument(
         "--replay", metavar="PATH[#ID]", help="play a recorded rollout first: of a run's folder or file"
     )
-    parser.add_argument("--at", type=int, metavar="N", help="turns of it to play (default: all)")
+    parser.add_argument("--at", type=number, metavar="N", help="turns of it to play (default: all)")
     parser.add_argument("--session", metavar="NAME", help="keep the chat under this name, and continue it")
     parser.add_argument("--plain", action="store_true", help="no colours and no spinner")
     parser.add_argument("-m", "--model", metavar="MODEL", help="its name on the server; or embedded, reference")

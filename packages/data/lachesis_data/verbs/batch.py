@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from backends.errors import SettingsError
-from lachesis.cli.verb_parser import VerbParser
+from lachesis.cli.verb_parser import VerbParser, count
 from lachesis.runs.run_folder import name_problem
 from lachesis.settings.flags import close_names, truth
 
@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(*flags, dest=name, help=help_text, **kwargs)
 
     def number(name: str, help_text: str, *others: str, default: int | None = None) -> None:
-        add(name, help_text, *others, type=_count, default=default, metavar="N")
+        add(name, help_text, *others, type=count, default=default, metavar="N")
 
     def switch(name: str, help_text: str) -> None:
         add(name, help_text, nargs="?", const=True, default=False, type=truth, metavar="BOOL")
@@ -298,12 +298,6 @@ def _merge(argv: Sequence[str]) -> int:
     said, complete = merge_shards(arguments.run, arguments.out or arguments.run / "merged")
     print("\n".join(said))
     return int(not complete)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 up, got {text!r}")
-    return int(text)
 
 
 def _positive(text: str) -> float:

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from backends.text import counted
 from lachesis.cli import command
-from lachesis.cli.verb_parser import VerbParser
+from lachesis.cli.verb_parser import VerbParser, count
 from lachesis.other_packages import TOKENS, VIEW
 
 MAX_TOKENS = 200
@@ -63,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Play, then print a table, the reports, and a trajectory of each player."""
     description = (__doc__ or "").replace("`lachesis demo`: two", "Two")
     parser = VerbParser(prog="lachesis demo", description=description)
-    parser.add_argument("--items", type=_count, default=6, metavar="N", help="items for each player (default: 6)")
-    parser.add_argument("--group-size", type=_count, default=2, metavar="N", help="rollouts of an item (default: 2)")
+    parser.add_argument("--items", type=count, default=6, metavar="N", help="items for each player (default: 6)")
+    parser.add_argument("--group-size", type=count, default=2, metavar="N", help="rollouts of an item (default: 2)")
     parser.add_argument(
         "--output",
         type=Path,
@@ -82,12 +82,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command("view")([str(arguments.output), "--open"])
     _say_what_is_next(console, quote(str(arguments.output)))
     return code
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 up, got {text!r}")
-    return int(text)
 
 
 async def _play(console: Console, arguments: argparse.Namespace) -> int:
