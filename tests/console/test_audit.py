@@ -401,6 +401,69 @@ def test_cheats_are_not_played_with_a_tool_of_the_environment(tmp_path: Path) ->
     assert commands.strip() and "rm " not in commands and "conftest" not in commands
 
 
+WEIGHED = '''
+import itertools, json, random
+from lachesis import HermesAgentBaseEnv, Message, ToolCall, tool
+from lachesis_tools import BUILTIN_TOOLS, ToolFailure
+
+WEIGHTS = {"red": 310, "blue": 120, "green": 540}
+
+
+@tool(toolset="scale")
+async def weigh(parcel: str) -> str:
+    """Weigh a parcel, in grams.
+
+    Args:
+        parcel: The colour of the parcel.
+    """
+    if parcel not in WEIGHTS:
+        raise ToolFailure(f"there is no parcel {parcel!r}")
+    return str(WEIGHTS[parcel])
+
+
+class Heaviest(HermesAgentBaseEnv):
+    """The agent weighs parcels and names the heaviest."""
+
+    name = "heaviest"
+    tools = BUILTIN_TOOLS.extended(weigh)
+    toolsets = ["scale"]
+
+    async def setup(self):
+        draw = random.Random(0)
+        self.items = (draw.sample(sorted(WEIGHTS), 2) for _ in itertools.count())
+
+    async def get_next_item(self):
+        return next(self.items)
+
+    def format_prompt(self, item):
+        return f"Which parcel is heavier: {', '.join(item)}? Answer with the colour alone."
+
+    async def compute_reward(self, item, result, ctx):
+        return float(result.final_response.strip() == max(item, key=WEIGHTS.get))
+
+    def reference_policy(self):
+        def play(messages, tools):
+            item = messages[0]["content"].split(": ")[1].split("?")[0].split(", ")
+            said = [int(each["content"]) for each in messages if each["role"] == "tool"]
+            if said:
+                return Message("assistant", item[said.index(max(said))])
+            calls = [ToolCall(f"call_{colour}", "weigh", json.dumps({"parcel": colour})) for colour in item]
+            return Message("assistant", tool_calls=tuple(calls))
+        return play
+'''
+
+
+def test_a_tool_that_works_and_items_that_come_again_are_no_fault_of_the_tool_or_the_prompt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, found = audited(tmp_path, text=WEIGHED)
+    assert found["duplicates"] == "warning"
+    assert not {"tool-fails", "prompts-alike"} & {*found}
+    said = capsys.readouterr().out
+    assert re.search(r"^reward 0 in \d+ rollouts of \d\d other policies", said, re.MULTILINE)
+    assert said.splitlines()[-1].startswith("in all: ")
+
+
 def test_the_page_has_every_finding_and_no_other() -> None:
     page = (Path(__file__).parents[2] / "docs/audit.md").read_text().partition("| code |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1] for line in page.splitlines()[2:]]

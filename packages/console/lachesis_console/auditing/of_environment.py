@@ -15,6 +15,7 @@ from lachesis_console.auditing.findings import Findings
 from lachesis_console.auditing.forms import form_of
 from lachesis_console.auditing.of_rewards import Rewards
 from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, map_shown, shortened, shown
+from lachesis_tools import BUILTIN_TOOLS
 
 SLOW_SETUP, SLOW_SANDBOX, SLOW_ROLLOUT = 30.0, 5.0, 60.0
 """Seconds."""
@@ -106,13 +107,12 @@ def _prompts(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Find
         count = sum(each - 1 for each in near.values())
         if count:
             findings.add("duplicates", "note", f"{count} of {len(by_text)} prompts differ from another in numbers only")
-    elif len(by_text) == 1 or facts.has_turns:
-        alike = len({digests[at] for places in same.values() for at in places}) > 1
-        code, severity = ("prompts-alike", "note") if alike and facts.has_turns else ("duplicates", "warning")
+    elif len(by_text) == 1 or any(len({digests[at] for at in places}) > 1 for places in same.values()):
+        code, severity = ("prompts-alike", "note") if facts.has_turns else ("duplicates", "warning")
         findings.add(code, severity, f"{more} of {cycle} items have the prompt of another one")  # type: ignore[arg-type]
     else:
         evidence = [{"item": places[0], "text": f"as {places[1:4]}: {text[:200]}"} for text, places in same.items()]
-        severity = "error" if cycle >= 12 and 4 * more >= 3 * cycle else "warning"
+        severity = "error" if not facts.has_turns and cycle >= 12 and 4 * more >= 3 * cycle else "warning"
         said = f"{more} of {cycle} items are another one again"
         findings.add("duplicates", severity, said, evidence)  # type: ignore[arg-type]
 
@@ -215,8 +215,10 @@ def _tools(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Findin
     schemas: dict[str, str] = {}
     called: Counter[str] = Counter()
     failed: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    works: set[str] = set()
     for play in plays:
         if play.policy == "reference":
+            works.update(Counter(play.called) - Counter(name for name, *_ in play.tool_errors))
             for call in (call for turn in play.turns for call in turn["calls"]):
                 if problem := _beside(call, facts.tools[play.item]):
                     schemas[call["name"]] = problem
@@ -227,9 +229,11 @@ def _tools(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Findin
     for name, problem in schemas.items():
         findings.add("tool-schema", "error", f"the tool {name}: {problem}", [{"text": problem}])
     for name, errors in failed.items():
-        if len(errors) < called[name] or len(errors) < 2:
+        if name in works or len(errors) < called[name] or len(errors) < 2:
             continue
         broken = any(_BROKEN.search(error["text"]) or _missing_key(error["text"]) for error in errors)
+        if name in BUILTIN_TOOLS and not broken:
+            continue  # random arguments, such as a process that nobody has started
         said = f"the tool {name} failed in each of {counted(len(errors), 'call')} with valid arguments"
         findings.add("tool-fails", "error" if broken else "note", said, errors)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from shlex import quote
 from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
 
 from backends.text import counted
-from lachesis.cli.verb_parser import VerbParser
+from lachesis.cli.verb_parser import VerbParser, count
 
 _DESCRIPTION = """\
 Play an environment's reference policy twice for each item, one that does nothing, and one that calls tools at random,
@@ -23,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; 0 if nothing is suspicious."""
     parser = VerbParser(prog="lachesis check", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("environment", metavar="ENV", help="env.py, env.py:Class, or a name of `lachesis envs`")
-    parser.add_argument("-n", type=int, default=5, metavar="N", help="items to play (default: 5)")
+    parser.add_argument("-n", type=count, default=5, metavar="N", help="items to play (default: 5)")
     parser.add_argument(
         "--recorded", metavar="PATH", help="rollouts of `lachesis chat --as agent`, as the reference policy"
     )
@@ -47,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report_error(error, kept=False)
     table = Table("policy", "rollouts", "mean reward", "lowest", "highest", "no score", box=None, pad_edge=False)
     for played in report.played:
-        rewards, count = played.scored, sum(map(len, played.rewards.values()))
+        rewards, plays = played.scored, sum(map(len, played.rewards.values()))
         figures = (fmean(rewards), min(rewards), max(rewards)) if rewards else ()
         shown = [f"{value:.3f}" for value in figures] or ["–"] * 3
-        table.add_row(played.policy, str(count), *shown, str(count - len(rewards)))
+        table.add_row(played.policy, str(plays), *shown, str(plays - len(rewards)))
     console.print(table)
     for text in report.tracebacks:
         console.print(f"\n{text}\n", markup=False, highlight=False, soft_wrap=True)
@@ -60,4 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
     if not report.findings:
         console.print("nothing suspicious")
+        next_step = f"next  lachesis audit {quote(given.environment)}   (cheats, and answers that are wrong)"
+        console.print(next_step, style="dim", markup=False, highlight=False, soft_wrap=True)
     return int(bool(report.findings))
