@@ -18,6 +18,7 @@ from lachesis_train.trainer.checkpoints import Checkpoint
 from lachesis_view import app as viewer
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
+from lachesis_view.html.rollout import title_of
 from lachesis_view.index import Index
 from lachesis_view.token_text import vocabulary_of
 from lachesis_view.trained import LINES, as_group
@@ -108,6 +109,15 @@ def test_a_step_that_is_trained_again_replaces_what_it_showed(root: Path, tmp_pa
     finally:
         path.write_bytes(before)
         index.close()
+
+
+def test_a_rollout_whose_messages_were_not_sent_has_its_question_as_a_title_and_no_count_of_calls(index: Index) -> None:
+    """What a trainer is sent without messages is decoded, with the tokens between them."""
+    prompt = "<|im_start|>system\nCall one of these: <tool_call><|im_end|>\n<|im_start|>user\nHow many <b>?<|im_end|>\n"
+    context = {"role": "context", "content": f"{prompt}<|im_start|>assistant\n"}
+    assert title_of(None, [context]) == "How many <b>?"
+    assert title_of(None, [{"role": "context", "content": ASKED}]) == ASKED
+    assert {row["calls"] for row in index.rollouts(Filter(runs=("run",))).rows} >= {None, 1}
 
 
 async def test_the_tokens_have_the_advantage_and_the_logprobs_of_the_trainer(root: Path, index: Index) -> None:

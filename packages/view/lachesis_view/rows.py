@@ -51,7 +51,7 @@ def rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[A
         as_name(rollout["outcome"]),
         as_name(next(filter(None, causes), "")),
         as_count(rollout["turns"]),
-        as_count(rollout["tool_calls"]),
+        None if rollout["tool_stats"] is rollout["tool_calls"] is None else as_count(rollout["tool_calls"]),
         None
         if (counts := rollout["tool_stats"]) is None
         else sum(as_count(each["failure"]) for each in counts.values()),

@@ -38,10 +38,8 @@ def as_group(line: Mapping[str, Any]) -> dict[str, Any]:
     for number, rollout_id in enumerate(dict.fromkeys(ids)):
         places = [at for at, name in enumerate(ids) if name == rollout_id]
         own = [sample for sample in samples if sample["rollout_id"] == rollout_id]
-        messages = [_message(each) for each in conversations[number]] if number < len(conversations) else []
-        rollouts.append(
-            _rollout(line, rollout_id, places, own, messages or _spelled(training[places[0]]["text"] or ()))
-        )
+        sent = [_message(each) for each in conversations[number]] if number < len(conversations) else []
+        rollouts.append(_rollout(line, rollout_id, places, own, sent))
     return {
         "environment": "training",
         "step": line["step"],
@@ -57,11 +55,12 @@ def _rollout(
     rollout_id: str,
     places: Sequence[int],
     samples: Sequence[Mapping[str, Any]],
-    messages: list[dict[str, Any]],
+    sent: list[dict[str, Any]],
 ) -> dict[str, Any]:
     # A discarded attempt may have a score of its own.
     at = next((at for at, sample in zip(places, samples, strict=False) if not sample["discarded"]), places[0])
     training = line["training"][at]
+    messages = sent or _spelled(line["training"][places[0]]["text"] or ())
     scores = line["scores"] or ()
     score = scores[at] if at < len(scores) else None
     reason = training["detail"]
@@ -82,7 +81,7 @@ def _rollout(
         "message_turns": _turns(messages, samples),
         "turns": sum(message["role"] == "assistant" for message in messages),
         "repaired_calls": training.get("repaired_calls") or (0, 0),
-        "tool_calls": sum(len(message.get("tool_calls") or ()) for message in messages),
+        "tool_calls": sum(len(message.get("tool_calls") or ()) for message in messages) if sent else None,
         "tool_stats": None,
         "completion_tokens": samples[0]["sampled"] if samples else (line.get("undelivered") or {}).get(rollout_id, 0),
         "seconds": None,

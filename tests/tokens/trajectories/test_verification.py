@@ -22,7 +22,8 @@ from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
 
 Record = dict[str, Any]
 NO_SAMPLES = (
-    "contains no samples: only completions with token ids have any; --openai.server_type vllm or sglang asks for these"
+    "contains no samples: only completions with token ids have any, of a model that runs here, or of a server with "
+    "--openai.server_type vllm or sglang"
 )
 START = TokenPrefix([1, 2, 3])
 

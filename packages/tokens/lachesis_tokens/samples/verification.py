@@ -533,8 +533,8 @@ def _cut(value: Any) -> str:
 
 
 NO_SAMPLES: Final = (
-    "contains no samples: only completions with token ids have any. A model that runs here reports them, and so does "
-    "a server with --openai.server_type vllm or sglang"
+    "contains no samples: only completions with token ids have any, of a model that runs here, or of a server with "
+    "--openai.server_type vllm or sglang"
 )
 """The only problem of a file that is `empty`."""
 _INTEGERS: Final[frozenset[type]] = frozenset({int})

@@ -99,4 +99,4 @@ class TrainingProgress:
 def plain(line: Mapping[str, Any]) -> str:
     """The figures of a step in one line."""
     shown = ", ".join(f"{name} {form.format(line[key])}" for name, key, form in FIGURES if key in line)
-    return f"step {line['step']}: {shown or 'nothing to train'}"
+    return f"step {line['step']}: {shown or ('nothing to train' if line['step'] else 'before the training')}"

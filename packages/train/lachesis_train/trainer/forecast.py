@@ -180,8 +180,8 @@ async def forecast(training: Training, settings: Settings, work: Work | None = N
     )
     if work is None:  # nobody knows yet how long the rollouts will be
         lines = [
-            f"the gradients of a step would take about {duration(seconds)} if it had {size}, the most that the "
-            f"settings allow, and half of that if they were half as long; {rest}"
+            f"the longest step that the settings allow, {size}, would have gradients for about {duration(seconds)}; "
+            f"half as long, half of that; {rest}"
         ]
         slow = "if a step takes too long, lower"
     else:

@@ -169,6 +169,7 @@ class TrainingPlan:
             "env.total_steps": "-1",  # as many as the trainer makes
             "env.spool_path": str(folder / "spool"),
             **({"env.ensure_scores_are_not_same": "false"} if settings.training.teacher_url else {}),
+            "env.include_messages": "true",  # what the viewer shows of a step
             "env.data_dir_to_save_evals": str(folder / "eval"),
         }.items():
             if (of_file := _in_file(given.config, name)) is None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -22,6 +23,8 @@ _NOT_RECORDED: dict[str, Any] = dict.fromkeys(
 """What only `rollout_view` and those who call it know of a message."""
 COMPONENT = "reward/"
 TITLE_LENGTH = 110
+_MARKS = re.compile(r"<[|｜][^<>]{1,40}[|｜]>|<(?:start|end)_of_turn>|</?s>|\[/?INST\]")
+"""Tokens between the messages of a prompt."""
 _IMAGES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
 
 
@@ -76,8 +79,11 @@ def inherited_turns(rollout: Mapping[str, Any]) -> int:
 def title_of(item: Any, messages: Iterable[Mapping[str, Any]]) -> str:
     """The beginning of what the user asked. Some environments ask the same of every item: where no longer text of the
     item is in it, short values of the item follow."""
-    said = next((message.get("content") for message in messages if message["role"] in ("user", "context")), "")
-    asked = "".join(texts_of(said))
+    first = next((message for message in messages if message["role"] in ("user", "context")), None)
+    asked = "".join(texts_of(first.get("content"))) if first else ""
+    if first and first["role"] == "context":  # a prompt as it was decoded: the question is what is said last
+        said = next((part for part in reversed(_MARKS.split(asked)) if len(part.split()) > 1), asked)
+        asked = said.removeprefix("user\n")
     values = list(item.values()) if isinstance(item, Mapping) else [item]
     differs = any(isinstance(value, str) and len(value) > TITLE_LENGTH // 8 and value in asked for value in values)
     own = [] if differs else [_short(value, asked) for value in values]

@@ -115,9 +115,12 @@ def _change(lines: Sequence[Mapping[str, Any]], name: str, caption: str) -> list
     values = [line[name] for line in lines if name in line]
     if not values:
         return []
-    first, last = values[:RECENT], values[-RECENT:]
-    text = f"{number(sum(first) / len(first))} → {number(sum(last) / len(last))}"
-    return [(text, f"{caption}, mean of the first and the last {min(RECENT, len(values))} steps")]
+    steps = min(RECENT, max(1, len(values) // 2))  # none of them twice
+    first, last = values[:steps], values[-steps:]
+    text = f"{number(sum(first) / steps)} → {number(sum(last) / steps)}"
+    return [
+        (text, f"{caption}, {f'mean of the first and the last {steps} steps' if steps > 1 else 'first and last step'}")
+    ]
 
 
 def _charts(lines: Sequence[Mapping[str, Any]]) -> Iterator[Chart | None]:
