@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,12 @@ from lachesis.runs.reports import NO_REPORT
 from lachesis_messages.records.entries import COMPLETED_FILE, FAILED_FILE
 
 Row = tuple[str, str]
+
+
+def program() -> str:
+    """How a person starts the command line here: by the path that was used where `lachesis` is not on PATH."""
+    used = sys.argv[0]
+    return "lachesis" if Path(used).name != "lachesis" or shutil.which("lachesis") else quote(used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +169,14 @@ class RunResult:
         summary, files = self.summary, self.files
         if not summary.rollouts:
             return
-        yield f"lachesis view {quote(str(files.groups.parent))}   (every rollout, in the browser)"
+        yield f"{program()} view {quote(str(files.groups.parent))}   (every rollout, in the browser)"
         best = max(summary.rewards, default=0.0)
         if best > 0 and not self.evaluation:
-            yield f"lachesis export {quote(str(files.groups))} --format trl --out trl.jsonl   (or openai, dpo, ...)"
+            yield f"{program()} export {quote(str(files.groups))} --format trl --out trl.jsonl   (or openai, dpo, ...)"
             if files.samples.exists() and files.samples.stat().st_size:
                 samples = quote(str(files.samples))
                 yield (
-                    f"lachesis train --sft {samples} --sft.min_reward {best:g} --training.base_model MODEL   "
+                    f"{program()} train --sft {samples} --sft.min_reward {best:g} --training.base_model MODEL   "
                     "(train on the rollouts that went well)"
                 )
 

@@ -419,6 +419,15 @@ def test_the_report_shows_curves_and_each_steps_rollouts(tmp_path: Path) -> None
     assert "<mark>" in text
 
 
+def test_the_first_and_the_last_steps_of_a_report_are_different_ones() -> None:
+    lines = [{"reward": float(at)} for at in range(8)]
+    assert report_module._change(lines, "reward", "reward") == [
+        ("1.5 → 5.5", "reward, mean of the first and the last 4 steps")
+    ]
+    assert report_module._change(lines[:3], "reward", "reward") == [("0 → 2", "reward, first and last step")]
+    assert report_module._change(lines[:1], "loss", "loss") == []
+
+
 def test_a_long_run_has_a_report_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_module, "MAX_STEPS", 5)
     monkeypatch.setattr(report_module, "MAX_CHARACTERS", 10)

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from lachesis.runs import command_line as cli
 from lachesis.runs import silence
 from lachesis.runs.failures import REPEATS, RunStopped
 from lachesis.runs.progress import Progress, Standing
-from lachesis.runs.results import ShownResult, print_result
+from lachesis.runs.results import ShownResult, print_result, program
 from lachesis_client import RequestRejected
 from lachesis_client.sampling import Sampling
 from lachesis_testing.fake_server import FakeServer
@@ -268,6 +269,20 @@ class Few(SortWords):
 
     async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
         return await SortWords.compute_reward(self, item["words"], result, ctx)
+
+
+def test_the_next_step_names_the_program_by_its_path_where_it_is_not_on_the_search_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a folder/lachesis"
+    monkeypatch.setenv("PATH", str(path.parent))
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    assert program() == f"'{path}'"
+    path.parent.mkdir()
+    path.touch(0o755)
+    assert program() == "lachesis"
+    monkeypatch.setattr(sys, "argv", ["env.py"])
+    assert program() == "lachesis"
 
 
 async def test_a_run_shows_its_figures_links_its_files_and_says_what_to_do_next(tmp_path: Path) -> None:

@@ -146,14 +146,17 @@ def _environment(play: Act, arguments: argparse.Namespace, folder: Path) -> Any:
 
 
 def _say_what_is_next(console: Console, folder: str) -> None:
-    larger = "lachesis eval gsm8k --env.dataset_name word_problems -n 20 -m MODEL -b URL"
+    from lachesis.runs.results import program
+
+    lachesis = program()
+    larger = f"{lachesis} eval gsm8k --env.dataset_name word_problems -n 20 -m MODEL -b URL"
     if not console.is_terminal:
-        console.print(f"\nnext: lachesis view {folder}, or a larger model: {larger}", soft_wrap=True)
+        console.print(f"\nnext: {lachesis} view {folder}, or a larger model: {larger}", soft_wrap=True)
         return
     console.print("\n[bold]next[/bold]")
     for line, what in (
-        (f"lachesis view {folder}", f"these rollouts in a browser, at {VIEW.load('address')()}"),
-        ("lachesis new my_env", "an environment of your own"),
+        (f"{lachesis} view {folder}", f"these rollouts in a browser, at {VIEW.load('address')()}"),
+        (f"{lachesis} new my_env", "an environment of your own"),
         (larger, "a larger model"),
     ):
         console.print(f"  [cyan]{line}[/cyan]  {what}", highlight=False, soft_wrap=True)
