@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from datetime import date, time, timedelta
@@ -16,6 +17,8 @@ from typing import Any
 
 from backends.errors import LachesisError
 from lachesis.settings.hooks import of_hook
+
+_OF_CONTENT = re.compile(r"[0-9a-f]{16}-\d+")
 
 
 class ItemError(LachesisError, TypeError):
@@ -120,6 +123,11 @@ def whole_and_part(key: str) -> tuple[str, int]:
     """The key of the item, and which of its groups it is, from 0."""
     whole, _, number = key.partition("+")
     return whole, int(number or 0)
+
+
+def different(keys: Iterable[str]) -> int:
+    """How many of the items are not another one again, by the keys that `ItemKeys` gives."""
+    return len({key.rpartition("-")[0] if _OF_CONTENT.fullmatch(key) else key for key in keys})
 
 
 class ItemKeys:

@@ -55,7 +55,9 @@ class ReferencePolicy(MessageServer):
 
     def __init__(self, policy: Policy | None, config: ServerConfig | None = None) -> None:
         if policy is None:
-            raise ServerConfigError("this environment has no reference policy; name a model instead")
+            raise ServerConfigError(
+                "this environment has no reference policy: give it a reference_policy(), or name a model (-m)"
+            )
         if not callable(policy):
             raise ServerConfigError(
                 f"reference_policy() returned {policy!r:.80}, which is not a function; return one that takes messages "

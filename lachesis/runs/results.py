@@ -19,6 +19,7 @@ from rich.text import Text
 from backends.errors import ExitCode
 from backends.text import counted
 from lachesis.figures.evaluations import figure_rows
+from lachesis.figures.item_keys import different
 from lachesis.figures.repaired_calls import NAME
 from lachesis.figures.running_figures import RunningFigures
 from lachesis.figures.summary import Summary
@@ -110,13 +111,15 @@ class RunResult:
         left_out = summary.rollouts - summary.scored
         earlier = summary.groups > self.played + self.failed_groups + self.left_to_agents
         now = f" ({self.played} in this run)" if earlier else ""
+        once = different(summary.scores)
+        again = f", only {once} different, so the interval is too narrow" if once < len(summary.scores) else ""
         if self.evaluation:
             yield from figure_rows(summary)
-            yield "items", f"{summary.items}"
+            yield "items", f"{summary.items}{again}"
             yield "samples", f"{summary.rollouts}{now}"
         else:
             yield "mean reward", str(summary.reward) if summary.scored else "no rollout has a score"
-            yield "items", f"{summary.items}{now}"
+            yield "items", f"{summary.items}{again}{now}"
             yield "rollouts", f"{summary.rollouts}" + (f", {left_out} left out" if left_out else "")
         yield from summary.exclusion.rows()
         yield "outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none"

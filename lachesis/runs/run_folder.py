@@ -93,8 +93,8 @@ def unused(folder: Path) -> Path:
     return at
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The differences between two sets of settings, in words; empty if there are none.
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, words: tuple[str, str] = ("then", "now")) -> str:
+    """The differences between two sets of settings, in words; empty if there are none. `words` follow the values.
 
     Older versions did not write some of them: special tokens in texts stayed as they are, a `cd` carried over, tool
     results were texts, no context was compressed, and the ids of the tokenizer, the content of the model's file and the
@@ -109,7 +109,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     }
     before = {**{name: value for name, value in older.items() if name in now}, **before}
     names = sorted(name for name in before.keys() | now.keys() if not _same(before.get(name), now.get(name)))
-    return "; ".join(f"{name}: {before.get(name)!r} then, {now.get(name)!r} now" for name in names)
+    return "; ".join(f"{name}: {before.get(name)!r} {words[0]}, {now.get(name)!r} {words[1]}" for name in names)
 
 
 def _same(before: Any, now: Any) -> bool:

@@ -36,6 +36,7 @@ def written(path: Path, of: dict[str, list[float | None]], **manifest: Any) -> N
             (rollout,) = line["rollouts"] = line["rollouts"][:1]
             key_of_sample = f"{key}-1+{sample}" if sample else f"{key}-1"
             line |= {"item_key": key_of_sample, "item": f"the question {key}", "evaluation": True}
+            line["timestamp"] = "2026-01-01T00:00:00+00:00" if path.parent.name == "old" else line["timestamp"]
             reward = rewards[sample]
             failed = reward is not None and reward < 1
             rollout |= {
@@ -152,7 +153,8 @@ async def test_the_page_shows_both_runs_and_whether_the_run_goes_on(index: Index
             assert 'class="cell r10" href="/rollout/new/0/0?run=new"' in alone and "1 × no score: sandbox" in alone
             assert "<th>Change</th>" in beside and 'href="/rollout/old/' in beside and "-1.00" in beside
             assert "3 items: 1 better, 1 worse" in beside
-            assert "new minus old" in await text("?runs=old,new"), "of two, the second one is looked at"
+            for names in ("old,new", "new,old"):
+                assert "new minus old" in await text(f"?runs={names}"), "of two, the later one is looked at"
             lock = tmp_path / "runs/new/samples.lock"
             with lock.open("w") as held:
                 fcntl.flock(held, fcntl.LOCK_EX)

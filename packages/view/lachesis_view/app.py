@@ -11,6 +11,7 @@ import secrets
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlencode
@@ -247,8 +248,10 @@ class Viewer:
             return self._error(404, f"there is no run {missing} in {self.index.root}")
         names = sorted({name for run in found for name in run["settings"]})
         rows = [(name, [_setting(run["settings"], name) for run in found]) for name in names]
-        # Of two, the second one is looked at, beside the first.
-        own = found[1] if len(found) == 2 else found[0]
+        if len(found) == 2:  # the later one is looked at, beside the earlier one
+            found.sort(key=itemgetter("latest"))
+            chosen = [run["name"] for run in found]
+        own = found[-1] if len(found) == 2 else found[0]
         against = chosen[0] if len(found) == 2 else request.query.get("against", "")
         others = await asyncio.to_thread(comparable, self.index, own["name"], [run["name"] for run in runs])
         against = against if against in others else ""

@@ -209,7 +209,7 @@ async def test_other_items_settings_or_models_are_refused_with_the_difference(tm
     settings = {"enabled_toolsets": [], "eval_temperature": 1.0, "eval_items": 3}
     with pytest.raises(OtherSettings, match="1 of its 3 are not among the 3 that the environment gives now"):
         await evaluate(tmp_path, does_nothing, Others, **settings)
-    with pytest.raises(OtherSettings, match=r"eval_temperature: 1.0 then, 0.5 now"):
+    with pytest.raises(OtherSettings, match=r"eval_temperature: 1.0 in A, 0.5 in B"):
         await guesses(tmp_path, eval_items=3, eval_temperature=0.5)
     assert (tmp_path / "eval" / "samples.jsonl").read_bytes() == before
     digests = json.loads((tmp_path / "eval" / "samples.run.json").read_text())["digests"]
@@ -433,7 +433,7 @@ async def test_two_evaluations_are_compared_item_by_item(tmp_path: Path, capsys:
     await asyncio.to_thread(lachesis, ["eval", "compare", a, b, "--html", page])
     said = capsys.readouterr().out
     assert "common items: 20; 4 only in A, 0 only in B" in said
-    assert "eval_temperature: 1.0 then, 0.5 now" in said
+    assert "eval_temperature: 1.0 in A, 0.5 in B" in said
     assert "B is higher at" in said
     assert "declined" in said
     shown = read(Path(page).read_text()).text
@@ -453,7 +453,9 @@ async def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: pytest
     await evaluate(tmp_path / "b", eval_items=2)
     (tmp_path / "c.jsonl").write_text('{"a": 1}\n')
     a, b = (str(tmp_path / name / "eval") for name in "ab")
-    missing, foreign = str(tmp_path / "d"), str(tmp_path / "c.jsonl")
-    for other, why in ((b, "no item in common"), (missing, "there is no"), (foreign, "lines are not")):
+    missing, foreign, empty = str(tmp_path / "d"), str(tmp_path / "c.jsonl"), str(tmp_path / "e.jsonl")
+    Path(empty).touch()
+    reasons = ("no item in common", "there is no", "lines are not", f"{empty}: has no samples yet")
+    for other, why in zip((b, missing, foreign, empty), reasons, strict=True):
         assert await asyncio.to_thread(lachesis, ["eval", "compare", a, other]) == 1
         assert why in capsys.readouterr().err

@@ -23,7 +23,7 @@ import numpy
 import pytest
 from rich.console import Console
 
-from lachesis.figures.item_keys import ItemError, item_digest, plain
+from lachesis.figures.item_keys import ItemError, ItemKeys, different, item_digest, plain
 from lachesis.loop.rollout import PlayedGroup
 from lachesis.runs import command_line as cli
 from lachesis.runs.commands import longest_group
@@ -147,6 +147,13 @@ async def test_groups_are_played_at_the_same_time(tmp_path: Path) -> None:
 
     await asyncio.wait_for(process(ManyWords, tmp_path, waits, total_steps=8, max_num_workers=4), 120)
     assert most == 8, "four groups of two"
+
+
+def test_items_that_come_again_are_told_from_others_by_their_keys() -> None:
+    keys = ItemKeys()
+    found = [keys.key(item) for item in ("a", "b", "a", {"c": 1}, "a")]
+    assert (len({*found}), different(found)) == (5, 3)
+    assert different(["row-1", "row-2", *found]) == 5, "keys of another kind are as they are"
 
 
 async def test_items_of_every_kind_become_json_and_are_known_again(tmp_path: Path) -> None:

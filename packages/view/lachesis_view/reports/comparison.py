@@ -76,6 +76,8 @@ def read_run(path: Path) -> EvaluatedRun:
             title = title or f"{record['environment']}: {record['model']}"
     except (KeyError, TypeError, AttributeError):
         raise ComparisonError(f"{path}: its lines are not samples of an evaluation; name a samples.jsonl") from None
+    if not figures.groups:
+        raise ComparisonError(f"{path}: has no samples yet; play the evaluation to its end (lachesis eval)")
     try:
         settings = orjson.loads(path.with_suffix(".run.json").read_bytes())["settings"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -169,7 +171,9 @@ def compare(a: Path, b: Path) -> Comparison:
         categories={name: difference(keys) for name, keys in sorted(by_category.items())},
         only_a=len(scores[0]) - len(common),
         only_b=len(scores[1]) - len(common),
-        settings=changes(runs[0].settings, runs[1].settings) if all(run.settings for run in runs) else "",
+        settings=changes(runs[0].settings, runs[1].settings, words=("in A", "in B"))
+        if all(run.settings for run in runs)
+        else "",
     )
 
 
