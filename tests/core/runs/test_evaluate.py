@@ -209,7 +209,7 @@ async def test_other_items_settings_or_models_are_refused_with_the_difference(tm
     settings = {"enabled_toolsets": [], "eval_temperature": 1.0, "eval_items": 3}
     with pytest.raises(OtherSettings, match="1 of its 3 are not among the 3 that the environment gives now"):
         await evaluate(tmp_path, does_nothing, Others, **settings)
-    with pytest.raises(OtherSettings, match=r"eval_temperature: 1.0 in A, 0.5 in B"):
+    with pytest.raises(OtherSettings, match=r"eval_temperature: 1.0 then, 0.5 now"):
         await guesses(tmp_path, eval_items=3, eval_temperature=0.5)
     assert (tmp_path / "eval" / "samples.jsonl").read_bytes() == before
     digests = json.loads((tmp_path / "eval" / "samples.run.json").read_text())["digests"]

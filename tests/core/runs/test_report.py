@@ -184,7 +184,9 @@ async def test_every_trajectory_of_every_group_is_there(tmp_path: Path, monkeypa
     assert all(each.startswith("reward 1 completed") for each in shown)
     records = [json.loads(line) for line in result.files.groups.read_text().splitlines()]
     assert [item[0] for item in index(page)["items"]] == [record["item_key"] for record in records]
-    write_report(tmp_path / "again.html", title="sort-words: scripted", groups=records)
+    file = tmp_path / "groups.jsonl"
+    assert '<th class="text">max_agent_turns</th>' in page and ">2026-" in page, "its settings, and when it was"
+    write_report(tmp_path / "again.html", title="sort-words: scripted", groups=records, groups_file=file)
     assert (tmp_path / "again.html").read_text() == page
     assert not list(tmp_path.glob("*.tmp"))
     monkeypatch.setattr(parts, "PART_SIZE", 2000)

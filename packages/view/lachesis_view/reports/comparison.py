@@ -8,8 +8,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from backends.errors import LachesisError
 from backends.text import counted
 from lachesis.figures.evaluations import invalid, tokens
@@ -23,7 +21,7 @@ from lachesis_messages.records.jsonl import read_lines
 from lachesis_view.html import write_page
 from lachesis_view.html.parts import Parts
 from lachesis_view.pairs import Difference, paired
-from lachesis_view.reports.run import MAX_CHARACTERS, ReportedRun, mean_bars, render_page
+from lachesis_view.reports.run import MAX_CHARACTERS, ReportedRun, mean_bars, render_page, settings_of
 
 
 class ComparisonError(LachesisError):
@@ -78,11 +76,7 @@ def read_run(path: Path) -> EvaluatedRun:
         raise ComparisonError(f"{path}: its lines are not samples of an evaluation; name a samples.jsonl") from None
     if not figures.groups:
         raise ComparisonError(f"{path}: has no samples yet; play the evaluation to its end (lachesis eval)")
-    try:
-        settings = orjson.loads(path.with_suffix(".run.json").read_bytes())["settings"]
-    except (OSError, ValueError, KeyError, TypeError):
-        settings = {}
-    return EvaluatedRun(path, title, settings, figures.summary(tests=False))
+    return EvaluatedRun(path, title, settings_of(path), figures.summary(tests=False))
 
 
 @dataclass(frozen=True, slots=True)

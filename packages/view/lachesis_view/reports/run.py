@@ -12,12 +12,14 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import orjson
 from markupsafe import Markup
 
 from backends.text import counted
@@ -107,6 +109,8 @@ class ReportedRun:
     """By why rollouts have no score: what the error of one of them ends with."""
     tokens: bool = False
     """Whether a group has samples, which the page does not show."""
+    times: tuple[str, str] = ("", "")
+    """When its first and its last group ended."""
     _toolsets: dict[bytes, tuple[int, int] | None] = field(default_factory=dict)
     _shown: int = 0
     """Rollouts that are in the page."""
@@ -115,6 +119,8 @@ class ReportedRun:
         known: dict[str, ReportItem] = {}
         for group in groups:
             self.figures.add(group)
+            ended = str(group.get("timestamp") or "")
+            self.times = (min(filter(None, (self.times[0], ended)), default=""), max(self.times[1], ended))
             heads = [_head(rollout) for rollout in group["rollouts"]]
             for rollout in group["rollouts"]:
                 if rollout["reward"] is None and not self.left_out.get(kind := of_record(rollout).kind):
@@ -157,14 +163,26 @@ class ReportedRun:
         return [item.rewards for item in filter(kept, self.items)]
 
 
-def write_report(path: Path, *, title: str, groups: Iterable[Mapping[str, Any]]) -> Summary:
-    """Write the report of group records to `path`, whole or not at all; returns its figures."""
-    html, summary = render_report(title, groups)
+def write_report(
+    path: Path, *, title: str, groups: Iterable[Mapping[str, Any]], groups_file: Path | None = None
+) -> Summary:
+    """Write the report of group records to `path`, whole or not at all; returns its figures. The settings are those
+    beside `groups_file`, by default the file beside the page."""
+    html, summary = render_report(title, groups, settings_of(groups_file or path))
     write_page(path, html)
     return summary
 
 
-def render_report(title: str, groups: Iterable[Mapping[str, Any]]) -> tuple[str, Summary]:
+def settings_of(path: Path) -> dict[str, Any]:
+    """The settings of the run that a file of groups belongs to; none where it has no manifest."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return dict(orjson.loads(path.with_suffix(".run.json").read_bytes())["settings"])
+    return {}
+
+
+def render_report(
+    title: str, groups: Iterable[Mapping[str, Any]], settings: Mapping[str, Any] | None = None
+) -> tuple[str, Summary]:
     """The report as HTML text, and its figures."""
     run, parts = ReportedRun(""), Parts(MAX_CHARACTERS)
     summary = run.read(groups, parts)
@@ -178,6 +196,10 @@ def render_report(title: str, groups: Iterable[Mapping[str, Any]]) -> tuple[str,
         summary=summary,
         bounds=bounds(scores, lowest=min(0.0, *rewards), highest=max(1.0, *rewards)) if len(rewards) > 1 else None,
         left_out=run.left_out,
+        played=" to ".join(dict.fromkeys(each[:16].replace("T", " ") for each in run.times if each)),
+        settings=sorted(
+            (name, value) for name, value in (settings or {}).items() if value not in (None, [], {}, [None])
+        ),
         histogram=reward_histogram(rewards),
         outcomes=_bars(list(summary.outcomes.items())),
         tools=[(name, count, failed) for name, count, failed, _ in sorted(summary.tool_failures.to_rows())],

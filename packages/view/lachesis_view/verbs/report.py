@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         done = {group["item_key"] for group in groups}
         groups += unscored_groups(RunFiles(arguments.groups).failures, done).values()
         title = f"{groups[0]['environment']}: {groups[0]['model']}" if groups else str(arguments.groups)
-        summary = write_report(output, title=title, groups=groups)
+        summary = write_report(output, title=title, groups=groups, groups_file=arguments.groups)
     except (KeyError, TypeError):
         raise LachesisError(
             f"{arguments.groups}: its lines are not groups; "
