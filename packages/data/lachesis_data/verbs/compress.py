@@ -306,6 +306,7 @@ def _why_over(settings: CompressionFileSettings, totals: CompressionTotals) -> s
 
 def _table(settings: CompressionFileSettings, totals: CompressionTotals, *, dry_run: bool) -> Table:
     sums, record = totals.sums, totals.to_record()
+    left = f"{record['averages']['avg_compression_ratio']:.1%}"
     table = Table(
         title="What would be compressed" if dry_run else "Compression", title_justify="left", show_header=False
     )
@@ -314,11 +315,11 @@ def _table(settings: CompressionFileSettings, totals: CompressionTotals, *, dry_
         ("entries", f"{sums['entries']:,}"),
         ("compressed", f"{sums['was_compressed']:,}"),
         ("short enough", f"{sums['skipped_under_target']:,}"),
-        ("still over the limit", f"{sums['still_over_limit']:,}"),
+        ("of all, still over the limit", f"{sums['still_over_limit']:,}"),
         ("left as they were for an error", f"{sums['failed']:,}"),
         ("tokens", f"{sums['original_tokens']:,} -> {sums['compressed_tokens']:,}"),
         ("turns", f"{sums['original_turns']:,} -> {sums['compressed_turns']:,}"),
-        ("tokens left of a compressed entry", f"{record['averages']['avg_compression_ratio']:.1%}"),
+        *([("tokens left of a compressed entry", left)] if sums["was_compressed"] else []),
         ("requests for summaries", f"{sums['summarization_api_calls']:,}, {sums['summarization_errors']:,} failed"),
         ("seconds", f"{record['processing']['duration_seconds']:.1f}"),
     ):
