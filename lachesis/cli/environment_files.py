@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
@@ -93,7 +94,12 @@ def _import(name: str, shown: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and name.startswith(error.name):
             raise SettingsError(f"there is no module {shown}") from error
-        raise SettingsError(f"{shown} needs the package {error.name!r}, which is not installed: {error}") from error
+        missing = "'lachesis-rl[atropos]'" if error.name == "atroposlib" else error.name
+        lines = [at for frame, at in walk_tb(error.__traceback__) if frame.f_code.co_filename == shown]
+        where = f"{shown}, line {lines[-1]}," if lines else shown
+        raise SettingsError(
+            f"{where} needs the package {error.name!r}, which is not installed. Next step: pip install {missing}"
+        ) from error
 
 
 def _classes(module: ModuleType, suits: Callable[[type], bool]) -> list[Any]:

@@ -197,7 +197,11 @@ def test_what_fails_in_our_code_keeps_its_frames() -> None:
         ('rows = {}["a"]', 1, "bad.py: KeyError: 'a'\n"),
         ("x = = 1", 1, "bad.py: SyntaxError: invalid syntax"),
         ("x = = 1", 1, "    x = = 1\n        ^\ncorrect it and start again\n"),
-        ("import lachesis_of_nobody", 2, "needs the package 'lachesis_of_nobody'"),
+        (
+            "import lachesis_of_nobody",
+            2,
+            "needs the package 'lachesis_of_nobody', which is not installed. Next step: pip",
+        ),
     ],
 )
 def test_a_module_that_cannot_be_imported_shows_its_own_line(tmp_path: Path, text: str, code: int, said: str) -> None:

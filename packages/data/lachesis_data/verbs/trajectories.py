@@ -90,7 +90,11 @@ def _stats(arguments: argparse.Namespace) -> int:
         print(json.dumps(figures))
     else:
         _print_figures(figures)
-    return 0
+    if not figures["entries"]:
+        print(
+            f"error: no entries in {', '.join(map(str, arguments.files))}; name a file of trajectories", file=sys.stderr
+        )
+    return int(not figures["entries"])
 
 
 def _print_figures(figures: Mapping[str, Any]) -> None:
