@@ -314,7 +314,8 @@ class PlayedRollout:
             self.conversation.rewind(self.conversation.answered_length, described, attempt=True)
             if attempts > self.loop.limits.max_resamples:
                 raise RolloutEnded(
-                    Outcome.MODEL_ERROR, f"{attempts} unusable completions in a row, the last one: {described}"
+                    Outcome.MODEL_ERROR,
+                    f"{attempts} unusable completion{'s' * (attempts > 1)} in a row, the last one: {described}",
                 )
 
     async def ask(self) -> ChatResponse:

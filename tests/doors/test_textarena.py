@@ -51,8 +51,11 @@ async def test_the_seat_alternates_and_a_model_plays_the_other_one(tmp_path: Pat
     async with ScriptedServer(opponent) as server:
         target = f"textarena:Five-v0?opponent={server.base_url}&opponent_model=rival"
         result = await play(door(target), tmp_path, twos)
-    first, second = (group["messages"][0] for group in lines(result.files.groups))
-    assert [each["reward"] for each in rollouts(result.files.groups)] == [1.0, -1.0]
+    groups = sorted(
+        lines(result.files.groups), key=lambda group: group["item"]["seat"]
+    )  # they are in order of their ends
+    first, second = (group["messages"][0] for group in groups)
+    assert [each["reward"] for group in groups for each in group["rollouts"]] == [1.0, -1.0]
     assert [message["content"] for message in first] == [
         "[GAME] You are player 0. Say [1] or [2].",
         "[2]",
