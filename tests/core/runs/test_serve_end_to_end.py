@@ -9,14 +9,44 @@ from typing import Any
 
 import pytest
 
-from lachesis.settings.server_settings import Phase1CannotTrain, ServerConfig, ServerConfigError
+from lachesis.settings.server_settings import Phase1CannotTrain, ServerConfig, ServerConfigError, token_engine
+from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.fake_server import Ask, FakeServer, ToolUser
 from lachesis_testing.fake_server.replay import experts_of
+from lachesis_tokens.samples.verification import verify_records
 from tests.support.ports import free_port
+from tests.support.small_envs import SortWords, lines, make
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api
 from tests.support.training_runs import proven, serving, trained, with_tokens
 
 __all__ = ["run_api"]
+
+
+@pytest.mark.model
+async def test_process_has_the_tokens_of_a_model_that_runs_here_unless_it_is_asked_as_a_chat(tmp_path: Path) -> None:
+    for engine, count in (("auto", 1), ("chat", 0)):
+        (folder := tmp_path / engine).mkdir()
+        settings = {"total_steps": 1, "group_size": 1, "enabled_toolsets": [], "max_token_length": 8}
+        env = make(SortWords, None, folder, **settings)
+        env.server_configs = [ServerConfig(model_name="embedded", engine=engine, context=1024)]
+        await env.process_manager()
+        (group,) = lines(folder / "groups.jsonl")
+        assert len(group["samples"]) == count
+        assert verify_records(read_lines(folder / "groups.jsonl")).ok == bool(count)
+
+
+def test_which_servers_report_tokens() -> None:
+    for of, engine in (
+        ({"model_name": "embedded"}, "llama.cpp"),
+        ({"model_name": "models/small.gguf"}, "llama.cpp"),
+        ({"model_name": "embedded", "engine": "chat"}, None),
+        ({"model_name": "reference"}, None),
+        ({"model_name": "m", "server_type": "vllm"}, "vllm"),
+        ({"model_name": "m", "server_type": "vllm", "engine": "chat"}, None),
+        ({"model_name": "m", "engine": "sglang"}, "sglang"),
+        ({"model_name": "m"}, None),
+    ):
+        assert token_engine(ServerConfig(**of)) == engine, of
 
 
 @pytest.mark.model
