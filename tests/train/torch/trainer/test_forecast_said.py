@@ -59,7 +59,7 @@ async def test_the_time_of_a_step_is_measured_and_a_long_one_is_a_warning(tmp_pa
     assert len(short) == 1
     assert "at most 2 sequences of 32 tokens a step" in short[0]
     assert "3 steps" in short[0]
-    assert "the most that the settings allow" in unknown[0]
+    assert "the longest step that the settings allow" in unknown[0]
     assert not any("warning" in line for line in unknown)
     assert "warning: a step may take" in long[1]
     assert "training.max_token_trainer_length" in long[1]
