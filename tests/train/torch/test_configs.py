@@ -38,6 +38,18 @@ def test_the_command_of_the_tutorial_plans_a_run(tmp_path: Path, monkeypatch: py
     assert (training.lora_rank, training.train_unembed, training.num_steps, len(plan.examples)) == (4, False, 24, 1)
 
 
+@pytest.mark.parametrize(("given", "sent"), [([], True), (["--env.include_messages", "false"], False)])
+def test_the_trainer_gets_the_messages_that_the_viewer_shows_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], sent: bool
+) -> None:
+    monkeypatch.chdir(ROOT)
+    command = ["--env", "maze", "--config", "configs/train_maze.yaml", "--training.run_dir", str(tmp_path), *given]
+    _, plan = train.planned(command)
+    (environment,) = (part.command for part in plan.parts if part.name == "environment")
+    _, settings = read_settings(MazeEnv, environment[environment.index("serve") :])
+    assert settings["config"].include_messages is sent
+
+
 def test_the_examples_of_a_warm_start_have_no_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     trees = ["--env.tree_at", "turns:2,4", "--env.group_size", "12", "--env.batch_size", "48"]
