@@ -16,6 +16,11 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
+def escaped(text: str) -> str:
+    """The text in one line for a terminal: what moves the cursor, and halves of surrogate pairs, as escapes."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 def without_lone_surrogates(text: str) -> str:
     """Lone surrogates, which models write as escapes, become U+FFFD. Two adjacent halves are one character."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

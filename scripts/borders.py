@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))  # the checkout's own, wherever this is started
 from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
-    "backends": 18_850,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
+    "backends": 18_860,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
     "lachesis": 18_595,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
     "lachesis_client": 2_920,  # streams
     "lachesis_compat": 5_170,  # tools.web_tools and others, the agent under its old name, tool backends

@@ -32,7 +32,7 @@ class Prices:
         return round(self.of_tokens(prompt, cached, completion), 9)
 
     def of_tokens(self, prompt: int, cached: int, completion: int) -> float:
-        """The cost of so many tokens; `cached` are among those of the prompts."""
+        """The cost of these counts of tokens; `prompt` includes `cached`."""
         cost = (prompt - cached) * self.input + cached * self.cached_input + completion * self.output
         return cost / _MILLION
 

@@ -126,7 +126,7 @@ def whole_and_part(key: str) -> tuple[str, int]:
 
 
 def different(keys: Iterable[str]) -> int:
-    """How many of the items are not another one again, by the keys that `ItemKeys` gives."""
+    """The number of distinct items, by the keys that `ItemKeys` gives."""
     return len({key.rpartition("-")[0] if _OF_CONTENT.fullmatch(key) else key for key in keys})
 
 

@@ -140,7 +140,7 @@ def test_a_random_model_learns_beside_a_stock_api(of_stock_api: Run) -> None:
 
 def test_what_a_step_takes_is_said_before_the_policy_is_served(of_stock_api: Run) -> None:
     said = [line for name, line in of_stock_api.lines if name == "trainer"]
-    forecast = next(place for place, line in enumerate(said) if "would have gradients for" in line)
+    forecast = next(place for place, line in enumerate(said) if "the longest step that the settings allow" in line)
     served = next(place for place, line in enumerate(said) if "is served at" in line)
     assert forecast < served
 

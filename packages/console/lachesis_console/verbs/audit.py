@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from backends.errors import SettingsError
-from backends.text import counted
+from backends.text import counted, escaped
 from lachesis.cli.verb_parser import VerbParser, count
 
 _DESCRIPTION = """\
@@ -76,8 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"{each.severity}: {each.code}: {each.said}", style=style, markup=False, soft_wrap=True)
         for seen in each.evidence[:2]:
             text = ", ".join(f"{name} {value}" for name, value in seen.items() if value not in ("", None))
-            text = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[:300])
-            console.print(f"    {text}", style="dim", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"    {escaped(text[:300])}", style="dim", markup=False, highlight=False, soft_wrap=True)
         console.print(f"    next step: {each.next_step}", markup=False, highlight=False, soft_wrap=True)
     for text in found.facts.left_out:
         console.print(f"not looked at: {text}", markup=False, highlight=False, soft_wrap=True)

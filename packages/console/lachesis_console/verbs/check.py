@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     from lachesis.cli.environment_classes import environment_class
     from lachesis.runs.command_line import note_misspelt_hooks, report_error
+    from lachesis.runs.results import program
     from lachesis_console.chat.recordings import with_recordings
     from lachesis_console.checking import check_environment
 
@@ -61,6 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
     if not report.findings:
         console.print("nothing suspicious")
-        next_step = f"next  lachesis audit {quote(given.environment)}   (cheats, and answers that are wrong)"
+        next_step = f"next  {program()} audit {quote(given.environment)}   (cheats, and answers that are wrong)"
         console.print(next_step, style="dim", markup=False, highlight=False, soft_wrap=True)
     return int(bool(report.findings))

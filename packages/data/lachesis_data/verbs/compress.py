@@ -25,6 +25,7 @@ from backends.lazy import quiet_imports
 from backends.text import counted
 from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs.progress import Progress, Standing
+from lachesis.runs.results import program
 from lachesis.runs.run_folder import refuse_files_of_runs
 from lachesis_data.compression.compressor import Compressor, Summarizer
 from lachesis_data.compression.files import (
@@ -121,7 +122,9 @@ async def _run(given: argparse.Namespace, settings: CompressionFileSettings, job
     if not given.dry_run and totals.sums["entries"]:
         written = jobs[-1].output  # of a run: those that completed
         out = quote(str(written.with_name(f"{written.stem}_openai.jsonl")))
-        print(f"next  lachesis trajectories convert {quote(str(written))} --to openai --out {out}   (or trl, parquet)")
+        print(
+            f"next  {program()} trajectories convert {quote(str(written))} --to openai --out {out}   (or trl, parquet)"
+        )
     if not totals.sums["entries"]:
         print(f"error: {given.input} has no entries", file=sys.stderr)
     return 1 if totals.sums["failed"] or not totals.sums["entries"] else 0

@@ -19,7 +19,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from backends.text import counted
+from backends.text import counted, escaped
 from lachesis.cli.verb_parser import VerbParser
 from lachesis_tokens.samples.verification import NO_SAMPLES, RecordVerifier, Totals
 
@@ -122,10 +122,4 @@ def _show(console: Console, found: Mapping[str, Totals]) -> None:
 
 def _say(console: Console, text: str, style: str | None = None) -> None:
     """One line of output. Not in a table: text that is folded at the edge of a cell cannot be copied."""
-    console.print(_printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def _printable(text: str) -> str:
-    """The text without halves of surrogate pairs and codes that move the cursor."""
-    text = text.encode("utf-8", "backslashreplace").decode()
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    console.print(escaped(text), style=style, markup=False, highlight=False, soft_wrap=True)

@@ -180,8 +180,8 @@ async def forecast(training: Training, settings: Settings, work: Work | None = N
     )
     if work is None:  # nobody knows yet how long the rollouts will be
         lines = [
-            f"the longest step that the settings allow, {size}, would have gradients for about {duration(seconds)}; "
-            f"half as long, half of that; {rest}"
+            f"the longest step that the settings allow, {size}, would take about {duration(seconds)} for its "
+            f"gradients, and shorter rollouts take less; {rest}"
         ]
         slow = "if a step takes too long, lower"
     else:
