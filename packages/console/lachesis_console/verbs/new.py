@@ -16,6 +16,7 @@ from lachesis.cli.verb_parser import VerbParser
 KINDS = {
     "terminal": "works on files with a terminal",
     "python": "computes with Python, and answers",
+    "tool": "calls a tool that you write, and answers",
     "judge": "answers, and a second model judges",
     "swe": "corrects code, judged by hidden tests",
 }
