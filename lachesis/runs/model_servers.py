@@ -37,10 +37,11 @@ def settings_of(config: ServerConfig, *, base_url: str | None, tool_call_parser:
     """Settings of a server's client. `base_url` replaces the configured one, for servers that the run started."""
     url = base_url or config.base_url
     if not url:
+        near = close_names(config.model_name, (EMBEDDED, REFERENCE))
         raise ServerConfigError(
-            f"model {config.model_name!r} has no server: set --openai.base_url http://HOST:PORT/v1, or "
-            f"--openai.model_name {EMBEDDED} for the small model of `lachesis demo`, or reference for the "
-            "environment's reference policy"
+            f"model {config.model_name!r} has no server: {f'did you mean {near[0]}? Else ' if near else ''}set "
+            f"--openai.base_url http://HOST:PORT/v1, or --openai.model_name {EMBEDDED} for the small model of "
+            f"`lachesis demo`, or {REFERENCE} for the environment's reference policy"
         )
     local = is_local_model(config)
     return ServerSettings(
