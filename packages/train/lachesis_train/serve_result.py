@@ -88,14 +88,14 @@ class ServeResult(ShownResult):
         """All of it in few words."""
         # A narrow terminal cuts the end.
         parts = [f"max_staleness: waiting for {self.held_by}"] if self.held_by else []
-        parts += [
-            f"groups {self.sent} sent, {self.waiting} waiting, {self._refused()} refused",
-            f"{counted(self.playing, 'group')} playing",
-            f"tokens {self.delivered_tokens} delivered, {self.undelivered_tokens} not",
-        ]
+        waiting = f", {self.waiting} waiting" if self.waiting else ""
+        refused = f", {self._refused()} refused" if self.refused else ""
+        parts.append(f"{counted(self.sent, 'group')} sent{waiting}{refused}, {self.playing} playing")
+        lost = f", {self.undelivered_tokens} not" if self.undelivered_tokens else ""
+        parts.append(f"tokens {self.delivered_tokens} delivered{lost}")
         if self.signals.last:
             parts.append(str(self.signals))
-        if self.ages:
+        if any(self.ages):
             parts.append(f"age {self.mean_age:.1f}, at most {max(self.ages)}")
         return "; ".join(parts + ([f"waiting: {self.trouble}"] if self.trouble else []))
 

@@ -73,6 +73,8 @@ class BatchSource:
         self._kept = _KeptBatches(folder)
         self._end_without_environments = end_without_environments
         self._say = say
+        self._told = False
+        """That it waits for a batch."""
         self.instance: str | None = None
         """The database of the API, whose batch ids are comparable; None for a stock API."""
         self._replaced = False
@@ -111,7 +113,7 @@ class BatchSource:
         if self.instance is None and (kept := self._kept.first(after)) is not None:
             return kept
         path = "/batch" if self.instance is None else f"/batch?after={after}"
-        waited, looked = False, time.monotonic()
+        looked = time.monotonic()
         self._left = math.inf
         while True:
             answer = await self._object("GET", path)
@@ -127,8 +129,8 @@ class BatchSource:
                     )
             elif answer.get("batch"):
                 break
-            elif not waited:
-                waited = True
+            elif not self._told:  # once: after it the steps say that batches come
+                self._told = True
                 self._say(f"waiting for a batch: {self._registration.batch_size} sequences at {self.url}")
             elif time.monotonic() - looked >= _LOOK:
                 looked = time.monotonic()
