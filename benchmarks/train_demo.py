@@ -2,14 +2,16 @@
 
     python -m benchmarks.train_demo [--env tool_call|tool_result|maze|both] [--steps N] [--control-steps N] [--trees N]
                                     [--seed N ...] [--teacher RUN_DIR --distilled-steps N] [--run-dir DIR]
+                                    [--threads N]
 
 Each run is `lachesis train --env tool_call`, or with `--env tool_result` or `maze` that of a task of two turns or of
 five, after a warm start. The model before and after it plays the same held-out items, once each at temperature 1, as in
-training. With `--trees N` another run has rollouts that branch, and larger groups, so that a step samples about as many
-tokens. In the control run the rewards of a batch are permuted among its rollouts, all else is the same. With
---teacher one more run learns from the model of an earlier one, without rewards. `--env both` trains two tasks in one
-run, without a control, and has a line for each. Prints both rates of right answers, of those that are whole and of
-those that the parser reads, and writes reward.svg, over the tokens that were sampled, also for groups without a signal.
+training. With `--trees N` another run, from the same warm start, has rollouts that branch, and larger groups, so that a
+step samples about as many tokens. In the control run the rewards of a batch are permuted among its rollouts, and all
+else is the same. With --teacher one more run learns from the model of an earlier one, without rewards. `--env both`
+trains two tasks in one run, without a control, and has a line for each. Prints both rates of right answers, of those
+that are whole and of those that the parser reads, and writes reward.svg, over the tokens that were sampled, also for
+groups without a signal.
 A run that has finished in its folder with the same arguments is not repeated, and one that was cut off, or had fewer
 steps, goes on.
 """
@@ -66,8 +68,8 @@ def main() -> int:
             folder = given.run_dir / f"seed-{seed}{SUFFIXES[name]}"
             if steps:
                 settings = {"env": given.env, "seed": seed, "steps": steps, "items": given.items}
-                trees = ("--env.tree_at", FORKS[given.env], *OF_TREES) if name == TREES else ()
-                curves += run(name, folder, settings, given.teacher, *trees)
+                first = curves[-1] if name == TREES else None
+                curves += run(name, folder, settings, given.teacher, given.threads, first)
                 print(f"{name}, seed {seed}: report, with the rollouts of each step: {folder / 'report.html'}")
     return conclude(curves, given.run_dir / "reward.svg")
 
@@ -86,11 +88,20 @@ def teacher(run_dir: Path) -> Iterator[Sequence[str]]:
 
 
 def run(
-    name: str, folder: Path, settings: Mapping[str, Any], teacher_dir: Path | None = None, *flags: str
+    name: str,
+    folder: Path,
+    settings: Mapping[str, Any],
+    teacher_dir: Path | None = None,
+    threads: int = 2,
+    first: Curve | None = None,
 ) -> list[Curve]:
     """Train in the folder, then play the held-out items with the model that it began with, and with the last one.
 
-    `flags` are more arguments of `lachesis train`. Returns a curve for each environment.
+    Args:
+        first: of the run with plain groups, from whose warm start one with trees goes on.
+
+    Returns:
+        A curve for each environment.
     """
     env = settings["env"]
     places = {each: folder / each for each in OF_BOTH} if env == BOTH else {env: folder}
@@ -108,9 +119,14 @@ def run(
     command = [sys.executable, "-m", "lachesis", "train", *target, "--config", str(_config(env))]
     run_flags = ("--training.run_dir", str(folder), "--training.num_steps", str(settings["steps"]))
     seed = ("--env.dataset_seed", str(settings["seed"]), "--training.lora_seed", str(settings["seed"]))
+    flags = ["--training.engine_threads", str(threads)]
+    if name == TREES:
+        start = folder.with_name(folder.name.removesuffix(SUFFIXES[TREES])) / "warm-start"
+        flags += ["--training.warm_start", "0", "--training.init_from", str(start)]
+        flags += ["--env.tree_at", FORKS[env], *OF_TREES]
     with teacher(teacher_dir) if name == DISTILLED and teacher_dir else nullcontext(()) as of_teacher:
         subprocess.run([*command, *run_flags, *seed, *flags, *of_teacher], check=True)
-    answered = asyncio.run(evaluated(folder, settings, places))
+    answered = asyncio.run(evaluated(folder, settings, places, threads, first))
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     sampled = sampled_tokens(folder, [step["train/groups"] for step in metrics]) if env != BOTH else []
     seconds = sum(step["train/step_time"] for step in metrics)
@@ -149,12 +165,17 @@ def sampled_tokens(folder: Path, groups: Sequence[int]) -> list[int]:
 
 
 async def evaluated(
-    folder: Path, settings: Mapping[str, Any], places: Mapping[str, Path]
+    folder: Path, settings: Mapping[str, Any], places: Mapping[str, Path], threads: int, first: Curve | None
 ) -> Mapping[str, Sequence[Sequence[Answer]]]:
-    """The answers before a run, after its warm start if it has one, and after it, by environment."""
+    """The answers before a run, after its warm start if it has one, and after it, by environment. Those before are of
+    the `first` run that began with the same weights."""
     found: dict[str, list[Sequence[Answer]]] = {env: [] for env in places}
-    async with engine_of(folder, threads=2) as service:
+    async with engine_of(folder, threads=threads) as service:
         for name, of in (("before", folder), ("warm", folder / "warm-start"), ("after", folder)):
+            if first is not None and name != "after":
+                for given in found.values():
+                    given.append(first.before if name == "before" else first.warm)
+                continue
             if not of.exists():
                 for given in found.values():
                     given.append(())
@@ -218,6 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--teacher", type=Path, metavar="DIR", help="folder of a run that has finished, such as DIR/seed-0")
     add("--distilled-steps", type=int, default=12, help="of the run with the teacher (default: %(default)s)")
     add("--items", type=int, default=64, help="held-out items (default: %(default)s)")
+    add("--threads", type=int, default=2, help="of the engine (default: %(default)s)")
     add("--seed", type=int, nargs="+", default=[0], help="of the items and of the adapter; two runs each (default: 0)")
     add("--run-dir", type=Path, default=Path("data/train/demo"), help="a folder in it for each run (%(default)s)")
     return parser

@@ -6,6 +6,7 @@ The rewards and the parser that are measured must not also be what measures them
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from typing import Any
@@ -13,7 +14,6 @@ from zlib import crc32
 
 _ANSWER = re.compile(r"<tool_call>\n?(.*?)\n?</tool_call><\|im_end\|>(.*)<\|im_end\|>", re.DOTALL)
 _NUMBER = re.compile(r"\d+")
-_TURN = re.compile(r"<tool_call>\n?(.*?)\n?</tool_call><\|im_end\|>", re.DOTALL)
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
@@ -47,21 +47,23 @@ def is_whole_result(text: str, question: str) -> bool:
 
 
 def is_whole_way(text: str, item: str) -> bool:
-    """Whether `text`, all turns of an answer, is nothing but calls, opened and closed, the last of which comes to the
-    end of the maze in `item`, as JSON. A call of no door of its room changes nothing."""
+    """Whether `text`, all turns of an answer, is nothing but calls such as `[go(door="stone")]`, and the last of them
+    comes to the end of the maze in `item`, as JSON. A call of no door of its room changes nothing."""
     drawn, here = json.loads(item), "hall"
-    if _TURN.sub("", text):
-        return False
-    for body in _TURN.findall(text):
+    *turns, rest = text.split("<|im_end|>")
+    for turn in turns:
         if here == drawn["end"]:
             return False
         doors = [door.split()[1] for door in drawn["rooms"][here].removeprefix("doors: ").split(", ")]
         try:
-            call = json.loads(body, object_pairs_hook=_without_repeats)
-        except ValueError:
+            call = ast.dump(ast.parse(turn, mode="eval"))
+        except (SyntaxError, ValueError):
             return False
-        here = next((door for door in doors if call == {"name": "go", "arguments": {"door": door}}), here)
-    return bool(here == drawn["end"])
+        if not call.startswith("Expression(body=List(elts=[Call("):
+            return False
+        same = (door for door in doors if call == ast.dump(ast.parse(f"[go(door='{door}')]", mode="eval")))
+        here = next(same, here)
+    return not rest and here == drawn["end"]
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

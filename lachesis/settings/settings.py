@@ -181,7 +181,7 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
     )
     chat_template: str | None = Field(
         default=None,
-        description="File of the chat template, or hermes or hermes_short; default: the tokenizer's own template.",
+        description="A file, or hermes, hermes_short or pythonic_short; default: the tokenizer's own chat template.",
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Extra variables for the chat template, for example '{enable_thinking: false}'."

@@ -121,12 +121,18 @@ MAZE = json.dumps({"rooms": ROOMS, "end": "sea"})
 
 
 def way(*doors: str) -> str:
-    return "".join(
-        f'<tool_call>\n{{"name": "go", "arguments": {{"door": "{door}"}}}}\n</tool_call><|im_end|>' for door in doors
-    )
+    return "".join(f'[go(door="{door}")]<|im_end|>' for door in doors)
 
 
-@pytest.mark.parametrize("text", [way("owl", "sea"), way("fox", "hall", "owl", "sea"), way("sea", "owl", "sea")])
+@pytest.mark.parametrize(
+    "text",
+    [
+        way("owl", "sea"),
+        way("fox", "hall", "owl", "sea"),
+        way("sea", "owl", "sea"),
+        way("owl") + "[go( door='sea' )]<|im_end|>",
+    ],
+)
 def test_a_whole_way_is_one(text: str) -> None:
     assert is_whole_way(text, MAZE)
 
@@ -143,11 +149,16 @@ def test_a_whole_way_is_one(text: str) -> None:
         way("owl", "sea") + "Done.<|im_end|>",
         "So: " + way("owl", "sea"),
         way("owl", "sea").removesuffix("<|im_end|>"),
-        way("owl") + way("sea").replace("</tool_call>", ""),
-        way("owl") + way("sea").replace("}}", "}"),
+        way("owl") + way("sea").replace("]", ""),
+        way("owl") + way("sea").replace(")]", "]"),
+        way("owl") + way("sea").replace("[", "").replace("]", ""),
         way("owl") + way("sea").replace("go", "run"),
-        way("owl") + way("sea").replace('"door": "sea"', '"door": "sea", "colour": "red"'),
-        way("owl") + way("sea").replace('"door": "sea"', '"door": "owl", "door": "sea"'),
+        way("owl") + way("sea").replace("door=", ""),
+        way("owl") + way("sea").replace('"sea"', "sea"),
+        way("owl") + way("sea").replace('"sea"', '"sea", colour="red"'),
+        way("owl") + way("sea").replace('"sea"', '"owl", door="sea"'),
+        way("owl").replace("]<|im_end|>", ", ") + way("sea").removeprefix("["),
+        way("owl") + way("sea").replace("]", ", go()]"),
         way("owl").replace("<|im_end|>", "\n") + way("sea"),
     ],
 )

@@ -421,6 +421,19 @@ async def test_a_run_begins_with_the_weights_of_another_and_no_longer_needs_it_t
         assert [line["step"] for line in read_lines(at.folder / "metrics.jsonl")] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("of", ["first", "first/warm-start"])
+async def test_an_engine_takes_the_weights_of_another_run_or_of_its_warm_start(tmp_path: Path, of: str) -> None:
+    weights = Path("engine", "7f:train:0", "weights", "step-00016.safetensors")
+    there = tmp_path / "first" / weights
+    there.parent.mkdir(parents=True)
+    there.write_bytes(b"weights")
+    engine = engine_link.EmbeddedEngine("tiny", tmp_path / "second", {})
+    await engine.take("tinker://7f:train:0/weights/step-00016", tmp_path / of)
+    assert (tmp_path / "second" / weights).read_bytes() == b"weights"
+    with pytest.raises(TrainingEngineError, match=f"take the weights of .*{of}"):
+        await engine.take("tinker://7f:train:0/weights/step-00017", tmp_path / of)
+
+
 async def test_a_full_disk_ends_the_run_with_its_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world() as at:
         await at.post(*map(group, range(4)))

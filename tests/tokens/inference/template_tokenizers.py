@@ -15,7 +15,7 @@ import pytest
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 
-OURS = Path(str(resources.files("lachesis_tokens.templates") / "files" / "hermes.jinja"))
+OURS = Path(str(resources.files("lachesis_tokens.templates") / "files"))
 MARKUP = re.compile(r"<\|?/?[A-Za-z_]+\|?>|<\|[A-Za-z_/\"]+\|?>|<｜[^｜<>]+｜>|\[/?INST\]")
 ENDS = {  # how a model ends its turns: with text, with calls; "" where it has to open the next message itself
     "cohere": ("<|END_OF_TURN_TOKEN|>",) * 2,
@@ -58,7 +58,7 @@ def _smollm2() -> str | None:
 
 @cache
 def sources() -> dict[str, str]:
-    found = {"hermes": OURS.read_text(encoding="utf-8")}
+    found = {path.stem: path.read_text(encoding="utf-8") for path in OURS.glob("*.jinja")}
     if (smollm2 := _smollm2()) is not None:
         found["smollm2"] = smollm2
     spec = importlib.util.find_spec("trl")  # importing it would bring in torch

@@ -322,7 +322,7 @@ def test_templates_of_the_package_are_read_by_name_from_any_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.jinja").write_text("{{ messages }}", encoding="utf-8")
-    assert "tool_call" in read_template("hermes_short")
+    assert "<tool_call>" in read_template("hermes_short") and "<tool_call>" not in read_template("pythonic_short")
     assert read_template("mine.jinja") == "{{ messages }}"
     with pytest.raises(FileNotFoundError):
         read_template("hermes_long")

@@ -516,7 +516,7 @@ def test_settings_that_another_caller_left_on_the_tokenizer() -> None:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer_of("hermes").backend_tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
-    tokenizer.chat_template = OURS.read_text(encoding="utf-8")
+    tokenizer.chat_template = (OURS / "hermes.jinja").read_text(encoding="utf-8")
     builder = PromptBuilder(tokenizer)
     nodes = MessageHistory([USER]).nodes()
     wanted = builder.prompt(nodes).prefix.ids

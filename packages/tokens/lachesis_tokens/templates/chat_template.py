@@ -31,7 +31,7 @@ _PACKAGED: Final = Path(__file__).with_name("files")
 
 
 def read_template(name: str) -> str:
-    """The text of a template: one of this package by its name (`hermes`, `hermes_short`), or a file. Raises OSError."""
+    """The text of a template: one of this package by its name, such as `hermes_short`, or a file. Raises OSError."""
     packaged = _PACKAGED / f"{name}.jinja"
     return (packaged if Path(name).name == name and packaged.exists() else Path(name)).read_text(encoding="utf-8")
 

@@ -122,14 +122,15 @@ class EmbeddedEngine(EngineLink):
         return f"the embedded engine has ended; its output is in {self._folder / 'engine.log'}"
 
     async def take(self, state: str, run_dir: Path) -> None:
-        """See `EngineLink.take`: the file is copied, so that the other run may be removed. That of a warm start is here
-        already: it had this engine."""
+        """See `EngineLink.take`: the file is copied, so that the other run may be removed. That of this run's own warm
+        start is here already, and that of another one's has the engine of its run."""
         file = f"{state.removeprefix('tinker://')}.safetensors"
         to = self._folder / "engine" / file
         if to.exists():
             return
+        of_run = next((each for each in (run_dir, run_dir.parent) if (each / "engine" / file).exists()), run_dir)
         try:
-            await asyncio.to_thread(_copy, run_dir / "engine" / file, to)
+            await asyncio.to_thread(_copy, of_run / "engine" / file, to)
         except OSError as error:
             raise TrainingEngineError(f"take the weights of {run_dir}", error, final=True) from error
 
