@@ -71,6 +71,7 @@ async def examine(purpose: str | None, options: dict[str, Any]) -> list[Check]:
         return [await sandboxes(purpose, options, needed=True)]
     python = sys.version_info >= (3, 11)
     checks = [
+        Check("lachesis", True, importlib.metadata.version("lachesis-core")),
         Check("python", python, sys.version.split()[0], "install Python 3.11 or newer", needed=True),
         await sandboxes("local", {}, needed=True),
     ]
