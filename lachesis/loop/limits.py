@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from lachesis.loop.outcome import Outcome, RolloutEnded
 from lachesis.loop.result import TokenCount
 from lachesis_client import InferenceError
+from lachesis_messages.messages import FinishReason
+from lachesis_messages.responses import ChatResponse
+
+
+def fills_context(response: ChatResponse, max_tokens: int | None) -> bool:
+    """Whether an answer was cut off before `max_tokens`, so by the context of the model."""
+    used = response.usage.completion_tokens
+    cut = response.finish_reason is FinishReason.LENGTH
+    return cut and (max_tokens is None or (used is not None and used < max_tokens))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from backends import BackendError, SandboxExhausted
 from lachesis.loop.clock import RolloutClock, WaitedTooLong
 from lachesis.loop.conversation import AgentConversation
 from lachesis.loop.interrupted import note_agent
-from lachesis.loop.limits import LoopLimits
+from lachesis.loop.limits import LoopLimits, fills_context
 from lachesis.loop.open_runs import note_failure
 from lachesis.loop.outcome import OF_A_FULL_CONTEXT, Outcome, RolloutEnded
 from lachesis.loop.result import AgentResult, Cost, StepReward, TokenCount, ToolCount, ToolError, step_rewards
@@ -155,6 +155,7 @@ class PlayedRollout:
         self.conversation = AgentConversation(messages, loop.ephemeral_system_prompt, loop.prefill_messages)
         self.call_ids = {call.id for node in self.conversation.request.nodes() for call in node.message.tool_calls}
         self.turns = self.faulty_turns = self.tool_calls = 0
+        self.context_full = False
         self.responses: list[ChatResponse] = []  # of the turns
         self.tool_errors: list[ToolError] = []
         self.step_rewards: list[StepReward] = []
@@ -194,7 +195,7 @@ class PlayedRollout:
         except RolloutEnded as end:
             outcome, reason = end.outcome, end.reason
         except ContextExhausted as refused:
-            outcome, reason = Outcome.CONTEXT_EXHAUSTED, str(refused)
+            outcome, reason, self.context_full = Outcome.CONTEXT_EXHAUSTED, str(refused), True
             if not self.api_calls:  # the model has said nothing: a setting is at fault
                 outcome, error = Outcome.INFRA_ERROR, FirstPromptTooLong(refused)
                 reason = str(error)
@@ -228,7 +229,7 @@ class PlayedRollout:
     def result(self, outcome: Outcome, reason: str, error: Exception | None = None) -> AgentResult:
         """The agent's result, without an unfinished turn."""
         compression = self.compression
-        full = outcome in OF_A_FULL_CONTEXT and not self.loop.limits.spends_all(self.tokens)
+        full = self.context_full and outcome in OF_A_FULL_CONTEXT and not self.loop.limits.spends_all(self.tokens)
         if compression is not None and compression.broken and full:
             outcome, error = Outcome.INFRA_ERROR, compression.broken
             reason = f"{reason}; its context could not be compressed: {error}"
@@ -313,10 +314,8 @@ class PlayedRollout:
             described = f"{check.flaw.value}: {check.detail}" if check.detail else check.flaw.value
             self.conversation.rewind(self.conversation.answered_length, described, attempt=True)
             if attempts > self.loop.limits.max_resamples:
-                raise RolloutEnded(
-                    Outcome.MODEL_ERROR,
-                    f"{attempts} unusable completion{'s' * (attempts > 1)} in a row, the last one: {described}",
-                )
+                counted = f"{attempts} unusable completion{'s' * (attempts > 1)} in a row"
+                raise RolloutEnded(Outcome.MODEL_ERROR, f"{counted}, the last one: {described}")
 
     async def ask(self) -> ChatResponse:
         """A completion of the conversation as it is. It is counted, and not appended."""
@@ -333,6 +332,7 @@ class PlayedRollout:
         self.clock.answered(response.latency)
         self.api_calls += 1
         self.seconds_in_model += response.latency
+        self.context_full = fills_context(response, loop.max_tokens)
         self.tokens.add(response.usage)
         return response.with_scratchpad_read()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from itertools import count, cycle, pairwise
 from random import Random
 from typing import Any
@@ -213,6 +214,79 @@ async def test_a_budget_that_is_used_up_has_nothing_to_do_with_a_summary_that_fa
         compression, limits = ContextCompression(600, summarise=broken), LoopLimits(rollout_token_budget=700)
         result = await loop_of(world, compression, max_turns=99, limits=limits).run(TASK)
     assert result.context_edits[0].error and result.outcome is Outcome.CONTEXT_EXHAUSTED and result.error is None
+
+
+class Counts:
+    """A server whose prompts grow by 150 tokens a request; after five turns it says `then`."""
+
+    def __init__(self, then: ChatResponse) -> None:
+        self.then, self.asked = then, 0
+
+    async def chat(self, messages: Sequence[Message], **_: Any) -> ChatResponse:
+        self.asked += 1
+        if self.asked > 5:
+            return replace(self.then, usage=replace(self.then.usage, prompt_tokens=150 * self.asked))
+        call = ToolCall(f"call_{self.asked}", "search", '{"query": "tide"}')
+        return ChatResponse(
+            Message("assistant", tool_calls=(call,)), FinishReason.TOOL_CALLS, usage=Usage(150 * self.asked, 50)
+        )
+
+
+def says(text: str, finish: FinishReason, tokens: int | None, *calls: ToolCall) -> ChatResponse:
+    return ChatResponse(Message("assistant", text, calls), finish, usage=Usage(None, tokens))
+
+
+@pytest.mark.parametrize(
+    ("then", "outcome"),
+    [
+        (says("", FinishReason.TOOL_CALLS, 50, ToolCall("x", "no_such_tool", "{}")), Outcome.MODEL_ERROR),
+        (says("", FinishReason.TOOL_CALLS, 50, ToolCall("x", "search", "{oops")), Outcome.MODEL_ERROR),
+        (says("On and on", FinishReason.LENGTH, 50), Outcome.CONTEXT_EXHAUSTED),
+        (says("On and on", FinishReason.LENGTH, 49), Outcome.INFRA_ERROR),
+        (says("", FinishReason.LENGTH, 20, ToolCall("x", "search", "{oops")), Outcome.INFRA_ERROR),
+    ],
+    ids=["unknown tool", "no JSON", "cut by its own limit", "cut by the context", "call cut by the context"],
+)
+async def test_only_a_context_that_is_full_is_no_fault_of_the_agent(then: ChatResponse, outcome: Outcome) -> None:
+    """The server of the summaries was down, in a context that may be far from full."""
+
+    async def broken(messages: Sequence[Message]) -> str:
+        raise NotCompressed("out of order")
+
+    compression = ContextCompression(600, keep=2, summarise=broken, by="notes")
+    loop = HermesAgentLoop(Counts(then), TOOLS, execute=execute, compression=compression, max_tokens=50)
+    result = await loop.run(TASK)
+    assert result.outcome is outcome and all(edit.error for edit in result.context_edits) and result.context_edits
+
+
+async def test_a_summary_that_saves_nothing_is_a_discarded_attempt() -> None:
+    search = '<tool_call>\n{"name": "search", "arguments": {"query": "tide"}}\n</tool_call>'
+
+    def policy(ask: Ask) -> str:
+        if "Answer with the summary alone" in ask.prompt[-300:]:
+            return "It went on and on. " * 300
+        return search if ask.turn < 10 else "Done."
+
+    async with stack(policy=policy) as world:
+        result = await loop_of(world, ContextCompression(at=600, keep=2), max_tokens=2000).run(TASK)
+    assert {edit.error for edit in result.context_edits} == {
+        "the summary is no shorter than the messages that it would replace"
+    }
+    found = [(span.purpose, sample.discarded) for sample in result.samples("r") for span in sample.spans]
+    assert set(found) == {("turn", False), ("summary", True)} and len(result.context_edits) == sum(
+        discarded for _, discarded in found
+    )
+
+
+async def test_a_server_that_counts_nothing_as_0_is_estimated() -> None:
+    said = iter([says("", FinishReason.STOP, 0), says("", FinishReason.STOP, 0), says("Noon.", FinishReason.STOP, 0)])
+
+    class Zero:
+        async def chat(self, messages: Sequence[Message], **_: Any) -> ChatResponse:
+            return replace(next(said), usage=Usage(0, 0))
+
+    loop = HermesAgentLoop(Zero(), TOOLS, execute=execute, compression=ContextCompression(600))
+    assert (await loop.run(TASK)).outcome is Outcome.COMPLETED
 
 
 async def test_a_conversation_without_tokens_is_compressed_by_what_the_server_counts() -> None:

@@ -52,10 +52,10 @@ class ContextSize:
             self.sizes.append(self.of(message))
             return
         prompt, own = entry.usage.prompt_tokens, entry.usage.completion_tokens
-        if prompt is not None:
+        if prompt:  # 0 of a server that does not count
             self._count(prompt)
-        self.sizes.append(self.of(message) if own is None else own)
-        self._counted += prompt is not None
+        self.sizes.append(own or self.of(message))
+        self._counted += bool(prompt)
 
     def _count(self, prompt: int) -> None:
         at, known = self._counted, sum(self.sizes[: self._counted])

@@ -135,13 +135,11 @@ class LiveCompression:
         after, count, growth, error, region, self.broken = before, 0, _LATER, None, None, None
         try:
             region = self._region()
-            text = await (self._own_summary() if self.settings.summarise is None else self._asked_for(region))
+            text = await (self._own_summary(region) if self.settings.summarise is None else self._asked_for(region))
             count = self._put(text, region)
             after, growth = self.size.total, _AFTER
         except NotCompressed as failed:
             error = str(failed)
-            if region is not None and self.settings.summarise is not None:
-                self.broken = failed
         self._from = max(self.settings.at, after * growth)
         start = region.start if region is not None and error is None else None
         seconds = time.monotonic() - started
@@ -172,10 +170,11 @@ class LiveCompression:
         except LachesisError as error:
             problem = str(error)
         if problem:
-            raise NotCompressed(f"{self.settings.by}: {problem}")
+            self.broken = NotCompressed(f"{self.settings.by}: {problem}")
+            raise self.broken
         return text
 
-    async def _own_summary(self) -> str:
+    async def _own_summary(self, region: range) -> str:
         """The policy's, in the context as it is: the prompt continues the tokens so far."""
         conversation, settings, attempts, flaw = self._rollout.conversation, self.settings, 0, ""
         instruction = INSTRUCTION.format(keep=settings.keep, words=max(20, settings.summary_tokens * 3 // 4))
@@ -186,12 +185,13 @@ class LiveCompression:
                 kept, asked = kept - 1, _with(last.message, instruction)
                 conversation.rewind(kept, "instruction for a summary")
             conversation.append(asked)
-            reason = "no summary"
+            reason, too_long = "no summary", ""
             try:
                 response = replace(await self._rollout.ask(), purpose="summary")
                 conversation.append(response)
                 text, flaw = _text_of(response)
-                reason = f"summary: {flaw}" if flaw else "summary of the conversation"
+                too_long = "" if flaw else self._too_long(text, self._replaced(region))
+                reason = f"summary: {flaw or too_long}" if flaw or too_long else "summary of the conversation"
             except ContextExhausted as error:
                 reason = f"no room for a summary: {error}"
                 raise NotCompressed(reason) from error
@@ -201,9 +201,11 @@ class LiveCompression:
                 self._folds = True
                 continue
             finally:
-                conversation.rewind(kept, reason, attempt=bool(flaw))
+                conversation.rewind(kept, reason, attempt=bool(flaw or too_long))
                 if folded:
                     conversation.append(last.origin if isinstance(last.origin, ToolResponse) else last.message)
+            if too_long:
+                raise NotCompressed(too_long)
             if not flaw:
                 return text
             attempts += 1
@@ -211,13 +213,10 @@ class LiveCompression:
 
     def _put(self, text: str, region: range) -> int:
         """Replace the messages. The number of them; raises NotCompressed where that saves nothing."""
-        messages, start, stop = self._messages(), region.start, region.stop
-        if self._folds:  # what is left has to alternate as before: as many turns of the user go as of the model
-            while sum(each.role != "tool" and not each.tool_calls for each in messages[start:stop]) % 2:
-                stop = next(at for at in range(stop - 1, start - 1, -1) if messages[at].role != "tool")
-        summary = Message("user", PREFIX + text)
-        if self.size.of(summary) >= sum(self.size.sizes[start:stop]):
-            raise NotCompressed("the summary is no shorter than the messages that it would replace")
+        messages, replaced, summary = self._messages(), self._replaced(region), Message("user", PREFIX + text)
+        start, stop = replaced.start, replaced.stop
+        if too_long := self._too_long(text, replaced):
+            raise NotCompressed(too_long)
         if self._folds:
             task = next(at for at, each in enumerate(messages) if each.role == "user")
             self._task = self._task or messages[task]
@@ -226,6 +225,19 @@ class LiveCompression:
         else:
             self._rollout.conversation.replace(start, stop, summary)
         return stop - start
+
+    def _replaced(self, region: range) -> range:
+        """The messages of the region that a summary replaces."""
+        messages, stop = self._messages(), region.stop
+        if self._folds:  # what is left has to alternate as before: as many turns of the user go as of the model
+            while sum(each.role != "tool" and not each.tool_calls for each in messages[region.start : stop]) % 2:
+                stop = next(at for at in range(stop - 1, region.start - 1, -1) if messages[at].role != "tool")
+        return range(region.start, stop)
+
+    def _too_long(self, text: str, replaced: range) -> str:
+        """What is wrong with a summary that saves nothing; empty where it saves something."""
+        longer = self.size.of(Message("user", PREFIX + text)) >= sum(self.size.sizes[replaced.start : replaced.stop])
+        return "the summary is no shorter than the messages that it would replace" if longer else ""
 
     def _messages(self) -> list[Message]:
         return [node.message for node in self._rollout.conversation.history.nodes()]
