@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, Tool, ToolResult
 from lachesis.rewards.reward import Reward
 from lachesis_messages.records.split_rollouts import SplitRollouts
 from lachesis_messages.tokens import TokenPrefix
-from lachesis_testing.fake_server import FakeServer, ToolUser
+from lachesis_testing.fake_server import Ask, FakeServer, ToolUser
+from lachesis_tokens.samples.decision import ANY_TRAINER, decide_for_training
 from lachesis_tokens.samples.group_shapes import (
     GroupSettings,
     RejectedGroup,
@@ -93,6 +96,33 @@ def test_completions_that_are_no_turns_belong_to_the_turn_whose_reward_comes_nex
     found = turns_of_spans(samples(tree), [ids[0], ids[4]])
     assert [found[name] for name in ids] == [0, 0, 1, 1, 1]
     assert set(turns_of_spans(samples(tree), []).values()) == {0}
+
+
+def test_what_prepared_a_turn_that_never_came_is_credited_with_nothing_that_was_earned_before() -> None:
+    tree = Tree()
+    first = tree.sample(START, [4, END])
+    tree.sample(first.extend([5]), [6] * 3)  # an attempt at the second turn
+    tree.replaced = tree.recorded[-1:]
+    tree.sample(first.extend([5]), [7] * 3)  # the attempt with which the rollout gave up
+    tree.path = [tree.recorded[0], tree.recorded[2]]
+    ids = [each.tokens.completion_id for each in tree.recorded if each.tokens is not None]
+    found = turns_of_spans(samples(tree), ids[:1], given_up=ids[2])
+    assert [found[name] for name in ids] == [0, 1, 1]
+    # The other rollout made a second turn, which earned nothing either: both were at the same point.
+    assert turn_advantages([1.0, 0.0], [[1.0], [0.0, 0.0]], 1.0, [True, False]) == [[0.5, 0.0], [-0.5, 0.0]]
+    assert turn_advantages([1.0, 1.0], [[1.0], [0.0, 1.0]], 1.0, [True, False]) == [[0.0, -0.5], [0.0, 0.5]]
+
+
+def test_an_attempt_of_a_sub_agent_belongs_to_the_turn_in_which_it_was_made() -> None:
+    tree = Tree()
+    first = tree.sample(START, [4, END])
+    tree.sample(TokenPrefix([8]), [5] * 3)  # an attempt of a sub-agent of the first turn
+    tree.replaced = tree.recorded[-1:]
+    tree.recorded.append(completion(TokenPrefix([8, 8]), [6, END], purpose="summary"))  # and its summary
+    tree.sample(first.extend([6]), [7, END])
+    ids = [each.tokens.completion_id for each in tree.recorded if each.tokens is not None]
+    found = turns_of_spans(samples(tree), [ids[0], ids[3]], below=ids[1:3])
+    assert [found[name] for name in ids] == [0, 0, 0, 1]
 
 
 @st.composite
@@ -202,3 +232,75 @@ async def test_a_trainer_gets_the_advantages_of_the_turns_that_were_played(tmp_p
                 assert tokens[span.start : span.end] == pytest.approx([value] * len(span))
             turns.append(len(of_turns))
     assert max(turns) > 1
+
+
+LOOK = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+
+
+class Delegates(HermesAgentBaseEnv):
+    """The first turn delegates, and earns 1 in every other rollout. The sub-agent compresses its context."""
+
+    name = "delegates"
+    toolsets = ("delegation",)
+
+    async def get_next_item(self) -> str:
+        return "the harbour"
+
+    def format_prompt(self, item: str) -> str:
+        return f"Find {item}."
+
+    def tools_for(self, item: str) -> list[Tool]:
+        async def look(arguments: Any, session: Any) -> ToolResult:
+            return ToolResult("RESULT " + "word " * 120)
+
+        return [Tool.from_schema("look", "Look.", LOOK, look)]
+
+    async def compute_reward(self, item: str, result: Any, ctx: Any) -> Reward:
+        earned = float("Late" not in result.history.to_openai()[-1]["content"])
+        return Reward(earned, turn_rewards=[earned] + [0.0] * (result.turns_used - 1))
+
+
+def delegating(ask: Ask) -> str:
+    def call(name: str, **arguments: str) -> str:
+        return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+    if "Answer with the summary alone" in ask.prompt[-400:]:
+        return "SUMMARY: looked a lot."
+    if "SUBTASK" in ask.prompt and "Find the harbour" not in ask.prompt:
+        return "Found." if "[CONTEXT SUMMARY]" in ask.prompt else call("look", query=f"{ask.prompt.count('RESULT')}")
+    if ask.turn == 0:
+        return call("delegate_task", goal="SUBTASK")
+    return ask.rng().choice(["Done.", "Late."])
+
+
+async def test_the_summary_of_a_sub_agent_is_credited_as_the_turn_that_asked_for_it(tmp_path: Path) -> None:
+    async with FakeServer(delegating, vary=True) as model:
+        config = HermesAgentEnvConfig(
+            group_size=6,
+            compress_context_at=900,
+            compress_context_keep=1,
+            split_rollouts="all",
+            credit="turn",
+            max_token_length=200,
+        )
+        env = Delegates(config, [with_tokens(model, tmp_path)])
+        env.console.quiet = True
+        async with env.running():
+            (group,) = await env.play_item("the harbour", "k", size=6, rounds=1)
+    found = decide_for_training(group, config, ANY_TRAINER).content
+    assert found is not None and len(set(group.rewards)) == 2
+    mean = sum(group.rewards) / 6
+    reward = {rollout.rollout_id: rollout.reward for rollout in group.rollouts}
+    certificates = [each["lachesis"] for each in found["overrides"]]
+    sizes = Counter(dict.fromkeys(reward, 0))
+    for each in certificates:
+        sizes[each["rollout_id"]] += sum(span["end"] - span["start"] for span in each["spans"])
+    summaries = 0
+    for sample, of_tokens in zip(certificates, found["advantages"], strict=True):
+        share = sum(span["end"] - span["start"] for span in sample["spans"]) / sizes[sample["rollout_id"]]
+        for span in sample["spans"]:
+            summaries += span["purpose"] == "summary"
+            last = sample["index"] == 0 and span is sample["spans"][-1]
+            wanted = 0.0 if last else reward[sample["rollout_id"]] - mean
+            assert of_tokens[span["start"]] == pytest.approx(wanted * share), span
+    assert summaries == 6

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
+from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.registration import TrainerInfo
@@ -86,6 +88,8 @@ def _of_rollout(rollout: Rollout, config: HermesAgentEnvConfig) -> RolloutSample
         inherited = result.inherited.tokens.completion_tokens if result and result.inherited else 0
         length = samples[0].sampled + inherited
         penalty = config.length_penalty * overlong(length, limit=limit, buffer=config.soft_length_buffer)
+    turn_ids = [response.tokens.completion_id for response in turns if response.tokens is not None]
+    below, given_up = _beside(result, turn_ids) if config.credit == "turn" and result else (frozenset[str](), None)
     return RolloutSamples(
         rollout.rollout_id,
         rollout.reward,
@@ -94,9 +98,21 @@ def _of_rollout(rollout: Rollout, config: HermesAgentEnvConfig) -> RolloutSample
         rollout.turn_rewards,
         result.repaired_calls if result else (0, 0),
         tree=rollout.tree,
-        turn_ids=[response.tokens.completion_id for response in turns if response.tokens is not None],
+        turn_ids=turn_ids,
+        below=below,
+        given_up=given_up,
         length_penalty=penalty,
     )
+
+
+def _beside(result: AgentResult, turn_ids: Sequence[str]) -> tuple[frozenset[str], str | None]:
+    """The ids of its sub-agents' completions, and of the one with which it ended if that is none of its turns."""
+    history = result.history
+    own = {id(node.origin) for node in history.all_nodes()}
+    below = [each.tokens for each in history.completions() if id(each) not in own]
+    last = next((each.tokens for each in reversed(history.ended_on()) if each.purpose == "turn"), None)
+    given_up = last.completion_id if last is not None and last.completion_id not in turn_ids else None
+    return frozenset(each.completion_id for each in below if each is not None), given_up
 
 
 def _with_extras(built: TrainingGroup, group: PlayedGroup) -> dict[str, Any]:

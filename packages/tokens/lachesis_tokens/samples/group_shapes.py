@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -96,6 +96,10 @@ class RolloutSamples:
     """`AgentResult.repaired_calls`; travels there too, for the trainer's figures."""
     turn_ids: Sequence[str] = ()
     """The `completion_id` of each turn; where they are not those of `turn_rewards`, it counts as one turn."""
+    below: Container[str] = ()
+    """The ids of sub-agents' completions; for credit by turn."""
+    given_up: str | None = None
+    """The id of the completion with which it ended, where that is no turn; for credit by turn."""
     tree: TreePlace | None = None
     """In a group of trees; travels there too."""
     length_penalty: float | None = None
@@ -373,10 +377,15 @@ def _by_completion(
         rollout.turn_ids if len(rollout.turn_ids) == len(rollout.turn_rewards or ()) else () for rollout in rollouts
     ]
     earned = [(rollout.turn_rewards or ()) if of else () for rollout, of in zip(rollouts, turns, strict=True)]
-    advantages = turn_advantages(rewards, earned, discount)
+    of_spans = [
+        turns_of_spans(rollout.samples, of, below=rollout.below, given_up=rollout.given_up)
+        for rollout, of in zip(rollouts, turns, strict=True)
+    ]
+    unfinished = [bool(of) and len(of) in found.values() for of, found in zip(turns, of_spans, strict=True)]
+    advantages = turn_advantages(rewards, earned, discount, unfinished)
     return [
-        {name: of_turns[turn] for name, turn in turns_of_spans(rollout.samples, of).items()}
-        for rollout, of, of_turns in zip(rollouts, turns, advantages, strict=True)
+        {name: of_turns[turn] for name, turn in found.items()}
+        for found, of_turns in zip(of_spans, advantages, strict=True)
     ]
 
 
