@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from lachesis_tokens.samples.advantages import LossAverage
+from lachesis_tokens.samples.group_shapes import group_digest
 from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.records import StepRecord
+from lachesis_train.trainer.checked import Refusal
 from lachesis_train.trainer.datums import NO_SIGNAL, TRUNCATED, PreparedBatch, _truncated, prepare, with_signal
 from lachesis_train.trainer.off_policy import OFF_POLICY, correct, scored
 from lachesis_train.trainer.settings import TrainingSettings
@@ -137,6 +139,17 @@ def test_a_rollout_that_a_limit_cut_off_stays_in_the_baseline_only() -> None:
     wanted = {(each.sample.rollout, each.at): each.datum().inputs["advantages"].tolist() for each in plain.samples}
     for each in batch.samples:
         assert each.datum().inputs["advantages"].tolist() == wanted[each.sample.rollout, each.at]
+
+
+def test_a_group_of_trees_is_refused_where_cut_off_rollouts_are_left_out() -> None:
+    """A rollout would take the turns that it shares with others along."""
+    given = body([rollout("a", 1.0), rollout("b", 0.0)])
+    for override in given["overrides"]:
+        override["tree"] = {"path": "0", "turns": [0], "weights": [1.0], "completions": [0], "wave": 0}
+    given["group_overrides"]["lachesis"] = group_digest(given)
+    assert len(prepare([given], TrainingSettings()).samples) == 2
+    name, detail = prepare([given], TrainingSettings(mask_truncated_completions=True)).skipped[0]
+    assert name == Refusal.UNSUPPORTED and "its rollouts branch" in detail
 
 
 def test_without_an_outcome_the_last_completion_says_whether_it_was_cut() -> None:

@@ -213,6 +213,8 @@ def test_bad_lines_are_counted_and_named_and_the_others_are_trained(tmp_path: Pa
         ("unplaceable", {**good, "tools": "no json"}),
         ("unproven", {"tokens": [1], "spans": []}),
         ("no_samples", {"samples": [], "rollouts": []}),
+        ("unreadable", {"samples": [{}], "rollouts": [{}]}),
+        ("unreadable", {"samples": [{}], "rollouts": 5}),
     ]
     for _, line in bad:
         with path.open("a") as file:
@@ -222,9 +224,9 @@ def test_bad_lines_are_counted_and_named_and_the_others_are_trained(tmp_path: Pa
     assert [each.reason for each in found.refused] == [reason for reason, _ in bad]
     assert [each.source for each in found.refused] == [f"{path}:{at}" for at in range(2, 2 + len(bad))]
     assert len(found.examples) == 2
-    assert found.lines == 14
+    assert found.lines == 16
     said = found.summary()
-    assert said.startswith("14 lines: 2 examples with ")
+    assert said.startswith("16 lines: 2 examples with ")
     assert "3 unplaceable" in said
     assert f"{path}:2: not JSON" in said
 

@@ -360,3 +360,53 @@ def test_equal_scores_are_trained_where_a_teacher_says_what_is_better() -> None:
     group = body([rollout("a", 1), rollout("b", 1)])
     assert prepare([group], TrainingSettings()).skipped[0][0] == NO_SIGNAL
     assert len(prepare([group], TrainingSettings(kl_penalty=0.1)).samples) == 2
+
+
+PLAIN = {
+    "tokens": [[1, 2, 3], [1, 2, 4]],
+    "masks": [[-100, 2, 3], [-100, 2, 4]],
+    "inference_logprobs": [[1.0, -0.5, -0.5]] * 2,
+    "scores": [1.0, 0.0],
+}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"overrides": [{}]},
+        {"overrides": [None, {}]},
+        {"overrides": [{"policy_versions": [7]}, {}]},
+        {"overrides": [{"policy_versions": [[]]}, {}]},
+        {"advantages": 5},
+        {"generation_params": {"temperature": "1.0"}},
+        {"generation_params": [1]},
+        {"group_overrides": {"group_id": ["x"]}},
+        {"masks": [[-100, 2, [3]], [-100, 2, 4]]},
+        {"tokens": [[1, 2, [3, 4]], [1, 2, 4]]},
+    ],
+    ids=str,
+)
+def test_a_group_of_any_shape_is_refused_and_the_others_are_trained(odd: dict[str, Any]) -> None:
+    """A trainer that ended with an exception would get the same batch after each restart."""
+    batch = prepare([{**PLAIN, **odd}, PLAIN], TrainingSettings(uncertified="allow"))
+    assert batch.skipped[0][0] == Refusal.UNPROVEN
+    assert {each.group for each in batch.samples} == {1}
+
+
+@pytest.mark.parametrize("discount", [None, 1.0])
+def test_the_spread_counts_a_rollout_of_which_only_a_discarded_attempt_is_sent(discount: float | None) -> None:
+    rollouts = []
+    for name, reward in zip("abcd", (10.0, 0.0, 0.0, 0.0), strict=True):
+        tree = Tree()
+        tree.sample(START, [8] * 6)  # the longest sample of its rollout
+        tree.replaced = tree.recorded[:]
+        tree.sample(START, [4, END])
+        tree.path = tree.recorded[1:]
+        ids = [each.tokens.completion_id for each in tree.path if each.tokens is not None]
+        found = samples(tree, rollout_id=name)
+        rollouts.append(RolloutSamples(name, reward, found, turn_rewards=[reward], turn_ids=ids))
+    shape = GroupSettings(4, SplitRollouts.LONGEST, discarded_attempts="rollout", turn_discount=discount)
+    group = build_group(rollouts, shape)
+    assert isinstance(group, TrainingGroup) and all(each.discarded for each in group.samples)
+    batch = prepare([json.loads(json.dumps(group.to_atropos()))], TrainingSettings(advantage="normalised"))
+    assert [round(float(each.advantages[0]), 3) for each in batch.samples] == [1.732, -0.577, -0.577, -0.577]

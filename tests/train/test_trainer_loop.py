@@ -389,6 +389,7 @@ async def test_batches_of_refused_groups_end_the_run_with_the_setting_to_change(
         with pytest.raises(TrainingStopped, match=r"3 batches in a row.*--training\.uncertified allow"):
             await at.trainer().run()
         assert at.engine.weights == ()
+        assert len({text for text in at.said if "refused, uncertified" in text}) == 3, "a batch each"
         assert await at.trainer(uncertified="allow", run_dir=f"{at.folder}-b", num_steps=1).run() == 1
 
 

@@ -325,7 +325,8 @@ def build_group(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> 
         of_turns = settings.turn_discount is not None and any(map(has_signal, group.advantages or ()))
         same = len(set(group.scores)) == 1 and not of_turns
         if rejection is None and settings.ensure_scores_are_not_same and same:
-            detail = f"all {len(rollouts)} rewards are {group.scores[0]:g}; env.ensure_scores_are_not_same allows it"
+            what = "scores" if any(each.length_penalty for each in rollouts) else "rewards"
+            detail = f"all {len(rollouts)} {what} are {group.scores[0]:g}; env.ensure_scores_are_not_same allows it"
             rejection = RejectReason.SAME_SCORES, detail
         if rejection is None:
             return group

@@ -90,12 +90,14 @@ def _rewards(groups: Sequence[GroupRecord]) -> dict[str, Any]:
 
 
 def _length_penalty(groups: Sequence[GroupRecord]) -> dict[str, Any]:
-    """The mean over sequences, where lengths are penalised."""
-    penalties = [
-        override_of(group.body, at).get("length_penalty") for group in groups for at in range(len(samples_of(group)))
-    ]
-    found = [float(penalty) for penalty in penalties if isinstance(penalty, float | int)]
-    return {"train/length_penalty": math.fsum(found) / len(found)} if found else {}
+    """The mean over rollouts, where lengths are penalised."""
+    found: dict[Any, float] = {}
+    for number, group in enumerate(groups):
+        for at in range(len(samples_of(group))):
+            penalty = override_of(group.body, at).get("length_penalty")
+            if isinstance(penalty, float | int):
+                found[number, certificate_of(group.body, at).get("rollout_id", at)] = penalty
+    return {"train/length_penalty": math.fsum(found.values()) / len(found)} if found else {}
 
 
 def _of_environments(groups: Sequence[GroupRecord]) -> dict[str, Any]:

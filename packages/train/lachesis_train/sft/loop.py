@@ -113,7 +113,7 @@ class SftRun(EngineRun):
         assert self._training is not None
         settings, sft, step = self._settings, self._sft, self.step + 1
         batch = self._plan[step - 1]
-        tokens = sum(len(each.trained) for each in batch)
+        tokens = sum(len(each.trained) for each in batch) or 1
         rate = learning_rate(settings.training, step, self.last_step, sft.learning_rate)
         begun = time.perf_counter()
         data = await asyncio.to_thread(lambda: [each.datum(1 / tokens) for each in batch])

@@ -124,6 +124,8 @@ def read_dataset(
                         found.refused.append(RefusedLine(source, read.reason, str(read)))
             except _Refused as error:
                 found.refused.append(RefusedLine(source, error.reason, str(error)))
+            except (AttributeError, LookupError, TypeError, ValueError) as error:  # fields of any shape
+                found.refused.append(RefusedLine(source, "unreadable", f"the line cannot be read: {error!r}"))
     return found
 
 

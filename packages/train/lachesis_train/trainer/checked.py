@@ -63,7 +63,7 @@ class CheckedSample:
     """The sampler's, of the trained tokens."""
     score: float
     own_score: bool
-    """Whether the score is that of the sample (a penalty of a discarded attempt), not that of its rollout."""
+    """Whether the score is that of the sample, a discarded attempt, and another sample has that of its rollout."""
     advantages: NDArray[np.float64] | None
     """Of the trained tokens, as the group carries them; None where it carries none."""
     versions: tuple[str, ...]
@@ -93,6 +93,7 @@ def checked_group(body: Mapping[str, Any], uncertified: Uncertified = "refuse") 
     carried = body.get("advantages")
     if carried is not None and len(carried) != len(found):
         raise GroupRefused(Refusal.UNPROVEN, f"{len(carried)} lists of advantages, {len(found)} sequences")
+    judged = {sample.rollout_id for sample in found if not sample.discarded}
     checked = []
     for at, (sample, override) in enumerate(zip(found, overrides, strict=True)):
         _check_temperature(at, body, override, sample)
@@ -114,7 +115,7 @@ def checked_group(body: Mapping[str, Any], uncertified: Uncertified = "refuse") 
                 trained=places,
                 logprobs=np.asarray(sample.logprobs, np.float64)[places],
                 score=scores[at],
-                own_score=sample.discarded and carried is not None,
+                own_score=sample.discarded and carried is not None and sample.rollout_id in judged,
                 advantages=advantages,
                 versions=tuple(dict.fromkeys(str(entry[0]) for entry in override.get("policy_versions") or ())),
             )

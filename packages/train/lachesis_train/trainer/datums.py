@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages
 from lachesis_train.curves.records import SOUND, GroupRecord, SampleRecord
-from lachesis_train.curves.rollouts import certificate_of
+from lachesis_train.curves.rollouts import certificate_of, override_of
 from lachesis_train.tinker_sdk import Datum
 from lachesis_train.trainer.checked import CheckedSample, GroupRefused, Refusal, checked_group
 from lachesis_train.trainer.settings import TrainingSettings
@@ -27,6 +27,11 @@ TOO_LONG = "too_long"
 TOO_OLD = "too_old"
 TRUNCATED = "truncated"
 """Why a checked group, or a sequence of it, is not trained."""
+_TREES = (
+    "its rollouts branch, and training.mask_truncated_completions would leave out the turns that a rollout shares with "
+    "others, whose rewards stay: unset it"
+)
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(slots=True)
@@ -129,13 +134,18 @@ def prepare(
     ids: dict[str, None] = {}
     rollouts = tokens = 0
     for number, body in enumerate(bodies):
-        group_id = (body.get("group_overrides") or {}).get("group_id")
         try:
+            group_id = (body.get("group_overrides") or {}).get("group_id")
             if group_id in seen or group_id in ids:
                 raise GroupRefused(Refusal.DUPLICATE, f"group {group_id} was trained before")
             group = checked_group(body, rules.uncertified)
+            if rules.mask_truncated_completions and override_of(body, 0).get("tree"):
+                raise GroupRefused(Refusal.UNSUPPORTED, _TREES)
         except GroupRefused as error:
             skipped[number] = (error.reason, error.detail)
+            continue
+        except _UNREADABLE as error:  # a field of another type, of which no certificate says anything
+            skipped[number] = (Refusal.UNPROVEN, f"the group cannot be read: {error!r}"[:300])
             continue
         if isinstance(group_id, str):
             ids[group_id] = None

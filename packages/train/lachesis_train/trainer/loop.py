@@ -72,7 +72,7 @@ class Trainer(EngineRun):
         self._base: TinkerSampler | None = None
         self._policy: CurrentPolicy | None = None
         self._registered = False
-        self._refused_batches = 0
+        self._refused_batches: set[int] = set()
         self._recording = 0.0
         """Seconds that the record of the last step took. They are in that of the next one."""
         self._while_it_runs.push_async_callback(source.close)
@@ -191,13 +191,16 @@ class Trainer(EngineRun):
     def _check_refused(self, batch: Batch, prepared: PreparedBatch) -> None:
         """Report refused groups; raise when nothing else comes."""
         refused = prepared.refused
-        self._refused_batches = self._refused_batches + 1 if len(refused) == len(batch.groups) else 0
+        if len(refused) < len(batch.groups):
+            self._refused_batches.clear()
+        else:  # one that comes again, after a failure of the engine, is the same
+            self._refused_batches.add(batch.id)
         if refused:
             name, detail = refused[0]
             self._say(
                 f"batch {batch.id}: {len(refused)} of {counted(len(batch.groups), 'group')} refused, {name}: {detail}"
             )
-        if self._refused_batches >= REFUSED_BATCHES:
+        if len(self._refused_batches) >= REFUSED_BATCHES:
             raise TrainingStopped(
                 f"{REFUSED_BATCHES} batches in a row held only groups that must not be trained on, the last "
                 f"one for: {refused[0][1]}"
