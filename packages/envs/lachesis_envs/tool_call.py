@@ -224,7 +224,8 @@ class ToolResultEnv(DrawnItems):
     async def compute_reward(self, item: Mapping[str, Any], result: AgentResult, ctx: Any) -> Reward:
         calls = result.ok_calls
         asked = any(call.name == "look_up" and arguments(call) == {"part": item["part"]} for call in calls)
-        said = bool(calls) and result.finished_naturally and last_number(result.final_response) == str(item["answer"])
+        answer = last_number(result.final_response.replace(item["part"], ""))  # whose name ends in a number
+        said = bool(calls) and result.finished_naturally and answer == str(item["answer"])
         parts = {"call": 0.25 * asked, "answer": 0.75 * (asked and said)}
         return Reward(sum(parts.values()), parts)
 

@@ -176,6 +176,28 @@ async def test_the_right_call_without_the_right_answer_earns_a_quarter(tmp_path:
     assert [rollout["reward"] for rollout in rollouts(result.files.groups)] == [0.25]
 
 
+@pytest.mark.parametrize(
+    ("words", "reward"),
+    [
+        ("{n} pieces of {part} are in stock.", 1.0),
+        ("There are {n} ({part}).", 1.0),
+        ("{part}: {n}", 1.0),
+        ("{n} of {part}, or 7.", 0.25),
+        ("{part}", 0.25),
+    ],
+)
+async def test_the_name_of_the_part_is_no_answer(tmp_path: Path, words: str, reward: float) -> None:
+    def answers(request: dict[str, Any]) -> Any:
+        part = request["messages"][0]["content"].split()[4]
+        if request["messages"][-1]["role"] == "tool":
+            return say(words.format(n=in_stock(part), part=part))
+        return call(("look_up", {"part": part}))
+
+    async with ScriptedServer(answers) as server:
+        result = await play(ToolResultEnv, server, tmp_path)
+    assert [rollout["reward"] for rollout in rollouts(result.files.groups)] == [reward]
+
+
 async def test_no_sandbox_is_needed(tmp_path: Path) -> None:
     """The tools compute here, so a machine that can make no sandbox plays these environments too."""
     reward, _ = await earned(tmp_path, answering(), terminal_backend="docker", terminal_options={"url": "unix:///no"})

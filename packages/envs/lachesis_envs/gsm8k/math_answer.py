@@ -30,6 +30,8 @@ _PLAIN_NUMBER = re.compile(r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d
 _UNITS = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}\d]*\}|\\[%$]|[$€£%°]")
 """A text with digits is not a unit: `42\\text{ or 43}` is two answers."""
 _SPACES = re.compile(r"\\[ ,;!]|\s+")
+_FRACTION = re.compile(r"([-+]?)(?:(\d+) ?)?\\[dt]?frac ?\{ ?(\d+) ?\} ?\{ ?(\d+) ?\}")
+"""With the whole number of a mixed one before it."""
 
 
 def boxed(text: str) -> str | None:
@@ -60,9 +62,11 @@ def as_number(text: str) -> Fraction | None:
     """
     if len(text) > MAX_LENGTH:
         return None
-    bare = _SPACES.sub(" ", _UNITS.sub("", text)).strip()
-    bare = re.sub(r"\\[dt]?frac ?\{ ?(\d+) ?\}\{ ?(\d+) ?\}", r"\1/\2", bare)
-    bare = re.sub(r"^([-+]) ", r"\1", bare)
+    bare = _SPACES.sub(" ", _UNITS.sub("\0", text))  # digits around a unit are two numbers
+    bare = re.sub(r"^[\0 ]*([-+]?)[\0 ]*|[\0 ]+$", r"\1", bare)
+    if found := _FRACTION.fullmatch(bare):
+        sign, whole, over, under = found.groups()
+        return None if not int(under) else (int(whole or 0) + Fraction(int(over), int(under))) * (-1) ** (sign == "-")
     if not _PLAIN_NUMBER.fullmatch(bare) or re.search(r"/ ?0+$", bare):
         return None
     return Fraction(*map(Fraction, bare.replace(",", "").replace(" ", "").split("/")))
