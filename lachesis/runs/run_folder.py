@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -25,7 +26,11 @@ class OtherSettings(WrongFolder):
     """The folder is of a run with other settings."""
 
 
-_OF_RUNS = (COMPLETED_FILE, FAILED_FILE, ".failed.jsonl", ".discarded.jsonl", "judge.jsonl", ".run.json")
+_OF_RUNS = (
+    *(COMPLETED_FILE, FAILED_FILE, ".failed.jsonl", ".discarded.jsonl", "judge.jsonl", ".run.json"),
+    *(".web.jsonl", "notes.ndjson"),
+)
+_OF_BATCHES = re.compile(r"batch_\d+_output\.jsonl")
 
 
 def has_groups(path: Path) -> bool:
@@ -37,8 +42,10 @@ def has_groups(path: Path) -> bool:
 
 def refuse_files_of_runs(output: Path) -> None:
     """Raises WrongFolder if a run has written the file, which another command is about to replace."""
-    beside = output.exists() and output.name.endswith(_OF_RUNS) and any(output.parent.glob("*.run.json"))
-    if beside or (output.parent / f"{output.stem}.run.json").exists():
+    file = output.resolve()  # what would be replaced
+    beside = file.name.endswith(_OF_RUNS) and any(file.parent.glob("*.run.json"))
+    of_run = file.exists() and (beside or _OF_BATCHES.fullmatch(file.name))
+    if of_run or (file.parent / f"{file.stem}.run.json").exists():
         raise WrongFolder(f"{output} is a file of a run, which would be lost; choose another name")
 
 

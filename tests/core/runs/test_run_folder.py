@@ -175,14 +175,18 @@ async def test_no_other_command_replaces_a_file_of_a_run(tmp_path: Path, capsys:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     first, second = [(await process(SortWords, tmp_path / name, group_size=1)).files for name in ("a", "b")]
+    others = [tmp_path / "b" / name for name in ("notes.ndjson", "groups.web.jsonl", "batch_001_output.jsonl")]
+    for other in others:
+        other.write_text("{}\n")
+    (link := tmp_path / "latest.jsonl").symlink_to(second.groups)
     before = {path: path.read_bytes() for path in (tmp_path / "b").iterdir()}
     export = ["export", str(first.groups), "--format", "hermes", "--out"]
     convert = ["trajectories", "convert", str(first.samples), "--to", "openai", "--out"]
-    for out in (second.groups, second.samples, second.failures, second.report):
+    for out in (second.groups, second.samples, second.failures, second.report, link, *others):
         for command in (export, convert):
             assert lachesis([*command, str(out)]) == 2, out
     assert lachesis(["compress", "--extractive", "--input", str(tmp_path / "a"), "--output", str(tmp_path / "b")]) == 2
-    assert capsys.readouterr().err.count("is a file of a run, which would be lost; choose another name") == 9
+    assert capsys.readouterr().err.count("is a file of a run, which would be lost; choose another name") == 17
     assert {path: path.read_bytes() for path in (tmp_path / "b").iterdir()} == before
     free = tmp_path / "c" / second.samples.name
     assert lachesis([*export, str(free)]) == lachesis([*export, str(free)]) == 0, "its own output, it replaces"
