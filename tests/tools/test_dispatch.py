@@ -47,6 +47,12 @@ async def echo(
     return {"text": text, "count": count, "flag": flag, "mode": mode, "entries": keys, "maybe": maybe}
 
 
+class Deep(BaseModel):
+    """A parameter of any depth."""
+
+    inner: Any
+
+
 class Textless(ValueError):
     def __str__(self) -> str:
         raise AttributeError("response")
@@ -231,6 +237,27 @@ def test_no_arguments_at_all_can_make_a_call_raise(arguments: Any) -> None:
     result = asyncio.run(run(ToolSession("task", no_sandbox), "echo", arguments))
     json.loads(result.content)
     result.content.encode()
+
+
+@pytest.mark.parametrize(
+    "value", ["\ud800", ["\ud800"], {"a": ["\ud800"]}, {"\ud800": 1}, [{"key": "\ud800"}], '["\\ud800"]']
+)
+async def test_half_of_a_surrogate_pair_is_no_argument_wherever_it_is(session: ToolSession, value: Any) -> None:
+    """A tool that encodes it would end the rollout without a score."""
+
+    @tool(toolset="x")
+    async def deep(value: Any, model: Deep, texts: list[str]) -> str:
+        """Encode."""
+        return "said"
+
+    for arguments in (
+        {"value": value, "model": {"inner": 1}, "texts": []},
+        {"value": 1, "model": {"inner": value}, "texts": []},
+        {"value": 1, "model": {"inner": 1}, "texts": value},
+    ):
+        result = await call_tool("deep", json.dumps(arguments), session, registry=ToolRegistry([deep]))
+        if value != '["\\ud800"]' or arguments["texts"]:  # a text that is JSON is read where a list is wanted
+            assert "bad arguments for deep" in problem(result)
 
 
 async def test_an_unknown_tool_is_answered_with_near_names_and_the_list(session: ToolSession) -> None:

@@ -166,6 +166,13 @@ def test_text_that_is_not_a_patch_is_rejected_with_the_line(text: str, message: 
         parse_patch(text)
 
 
+def test_an_empty_line_between_the_lines_of_an_added_file_is_one_of_it() -> None:
+    (added, _) = parse_patch(
+        patch_of("*** Add File: f", "", "+# Title", "", "", "+Text", "+", "", "*** Delete File: g", "")
+    )
+    assert added.content == "# Title\n\n\nText\n\n"
+
+
 def test_replacing_needs_one_exact_place() -> None:
     assert replace_text("a b a", "b", "c", replace_all=False, path="f") == ("a c a", 1)
     assert replace_text("a b a", "a", "c", replace_all=True, path="f") == ("c b c", 2)

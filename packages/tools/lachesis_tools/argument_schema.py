@@ -178,11 +178,22 @@ def validate(name: str, model: type[BaseModel], arguments: Any) -> dict[str, Any
     keywords = {field.alias or key: getattr(checked, key) for key, field in type(checked).model_fields.items()}
     keywords |= checked.model_extra or {}
     for key, value in keywords.items():
-        if isinstance(value, str) and valid_utf8(value) != value:
+        if _has_half_pair(value):
             raise BadArguments(
                 f"bad arguments for {name}: {key!r} contains half of a surrogate pair, which is not a character"
             )
     return keywords
+
+
+def _has_half_pair(value: Any) -> bool:
+    """Whether a text in it contains half of a surrogate pair."""
+    if isinstance(value, str):
+        return valid_utf8(value) != value
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    return isinstance(value, list | tuple | set | frozenset) and any(map(_has_half_pair, value))
 
 
 def _checked(model: type[BaseModel], sent: dict[Any, Any]) -> BaseModel:

@@ -67,6 +67,8 @@ class Operation:
     hunks: list[Hunk] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
     """Lines of a new file."""
+    blank: int = 0
+    """Empty lines of the patch since the last one of a new file: models omit their '+'."""
 
     @property
     def content(self) -> str:
@@ -108,9 +110,12 @@ def parse_patch(text: str) -> list[Operation]:
 def _body_line(operation: Operation, line: str, number: int) -> None:
     if operation.kind == "add":
         if line.startswith("+"):
-            operation.added.append(line[1:])
+            operation.added += [*[""] * operation.blank, line[1:]]
+            operation.blank = 0
         elif line.strip():
             raise EditError(f"line {number}: every line of an added file begins with '+', not {line[:80]!r}")
+        else:
+            operation.blank += bool(operation.added)
         return
     if operation.kind == "delete":
         if line.strip():

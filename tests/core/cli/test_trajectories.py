@@ -54,6 +54,42 @@ def test_figures_of_a_file(file: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "reward mean 0.75, median 0.5, 90 % 1, most 1" in shown
 
 
+def test_the_prompt_is_all_that_comes_before_the_first_answer(tmp_path: Path) -> None:
+    """Examples in a prompt are no answers, whatever says that they are examples."""
+    example = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    ask, one, out = {"role": "user", "content": "Q"}, tmp_path / "1.jsonl", tmp_path / "out.jsonl"
+
+    def asks(number: int) -> dict[str, Any]:
+        return {**ask, "content": f"Q{number}"}
+
+    said = {"role": "assistant", "content": "A"}
+    weighed = [example[0], {**example[1], "weight": 0}]
+    for make in (
+        lambda n: {"prompt": [*example, asks(n)], "completion": [said]},
+        lambda n: {"prompt": [*example, asks(n)], "chosen": [said], "rejected": [example[1]]},
+        lambda n: {"messages": [*weighed, asks(n), said]},
+        lambda n: {"messages": [{"role": "developer", "content": "Be brief."}, asks(n), said]},
+        lambda n: {"conversations": [{"from": "gpt", "value": f"Hello {n}."}]},
+        lambda n: {"messages": [ask, said], "tools": json.dumps([{"name": f"tool_{n}"}])},
+    ):
+        entries = [make(number) for number in (1, 2, 1)]
+        one.write_text("".join(json.dumps(each) + "\n" for each in entries))
+        for by in ("prompt", "conversation"):
+            assert run("dedup", one, "--by", by, "--out", out) == 0
+            assert list(read_lines(out)) == entries[:2], (by, entries)
+    other = {"prompt": [*example, asks(1)], "completion": [{**said, "content": "B"}]}
+    one.write_text("".join(json.dumps(each) + "\n" for each in ({**other, "completion": [said]}, other)))
+    assert run("dedup", one, "--by", "prompt", "--out", out) == 0 and len(list(read_lines(out))) == 1
+
+
+def test_calls_of_other_writers_are_counted_by_their_names() -> None:
+    found = FileStatistics()
+    calls = ['{"arguments": {"a": 1}, "name": "f"}', '{"name": "g", "arguments": {}}', "{oops", '{"arguments": {}}']
+    text = "".join(f"<tool_call>\n{each}\n</tool_call>\n" for each in calls)
+    found.add({"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": text}]})
+    assert dict(found.counts["tool_calls"]) == {"f": 1, "g": 1, "(unreadable)": 2}
+
+
 def test_percentiles_are_near_and_names_are_bounded() -> None:
     spread = Spread()
     for number in range(100_000):

@@ -652,6 +652,12 @@ def test_bad_rows_of_csv_and_files_that_are_missing_are_named(tmp_path: Path) ->
     path.write_bytes(b"prompt,level\na,1\nb,2,3\n")
     with pytest.raises(DatasetError, match=r"rows\.csv, line 3: more cells"):
         Rows(str(path)).check()
+    path.write_bytes(b"prompt,level,prompt\na,1,b\n")
+    with pytest.raises(DatasetError, match=r"rows\.csv, line 1: the column 'prompt' is there twice"):
+        Rows(str(path)).check()
+    path.write_bytes(b'prompt\n"a\nb\n')
+    with pytest.raises(DatasetError, match=r"rows\.csv, line \d: not CSV in UTF-8 \(unexpected end of data\)"):
+        Rows(str(path)).check()
     path.write_bytes(b"prompt\n\xff\n")
     with pytest.raises(DatasetError, match=r"rows\.csv, line \d: not CSV in UTF-8"):
         Rows(str(path)).check()

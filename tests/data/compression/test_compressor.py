@@ -308,3 +308,14 @@ def test_a_turn_of_unclosed_tags_is_read_at_once() -> None:
     result = {"from": "tool", "value": "<tool_response>a</tool_response>" + "<tool_response>" * 100_000}
     with pytest.raises(MalformedMessage, match="outside of"):
         from_sharegpt({"conversations": [{**call, "value": call["value"][:36]}, result]})
+
+
+def test_a_conversation_whose_calls_share_an_id_is_valid_and_stays_as_it_was_written() -> None:
+    """Some models count their calls from zero in every turn."""
+    call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turn = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_0", "content": "x"},
+    ]
+    entry = {"messages": [{"role": "user", "content": "Q"}, *turn, *turn, {"role": "assistant", "content": "A"}]}
+    assert Conversation.read(entry).entry == entry

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import csv
-import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +21,7 @@ from lachesis_data.files.foreign import unpadded
 from lachesis_data.files.validation import validate_messages
 from lachesis_data.optional import need_datasets
 from lachesis_messages.errors import MessageError
+from lachesis_messages.markup import READ_UNIQUE
 from lachesis_messages.records.json_arrays import array_items
 from lachesis_messages.records.jsonl import JsonlError, is_array
 from lachesis_messages.responses import as_message
@@ -162,7 +163,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
                 continue
             place = f"{path}, line {number}"
             try:  # not orjson: it rejects lone surrogates, and turns integers over 64 bits into floats
-                row = json.loads(line.decode())
+                row = READ_UNIQUE(line.decode())
             except (ValueError, RecursionError) as error:
                 yield place, f"not JSON ({error})"
             else:
@@ -172,8 +173,10 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
 def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
     csv.field_size_limit(_LONGEST_FIELD)
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
+        reader = csv.DictReader(file, strict=True)
         try:
+            if twice := [name for name, times in Counter(reader.fieldnames or ()).items() if times > 1]:
+                raise DatasetError(f"{path}, line 1: the column {twice[0]!r} is there twice")
             for row in reader:
                 place = f"{path}, line {reader.line_num}"
                 if None in row:

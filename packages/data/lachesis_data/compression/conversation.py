@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lachesis_data.compression.region import Role, Turn
+from lachesis_data.files.foreign import with_own_ids
 from lachesis_messages.markup import dump_json
 from lachesis_messages.message_rules import validate_messages
 from lachesis_messages.messages import REASONING_FIELDS, OpenAIMessage
@@ -51,7 +52,7 @@ class Conversation:
 
     def validate(self) -> None:
         """Raises MessageError. Results of the last calls may be missing, as in conversations that were cut short."""
-        validate_messages(self.messages, complete=False, late_system=True)
+        validate_messages(with_own_ids(self.messages), complete=False, late_system=True)
 
     @property
     def messages(self) -> list[OpenAIMessage]:

@@ -26,7 +26,7 @@ from lachesis_messages.records.jsonl import JsonlError, StrPath, is_array, json_
 
 Same: TypeAlias = Literal["conversation", "prompt"]
 
-PROMPT_ROLES = ("system", "human", "user")
+_ANSWERS = ("gpt", "assistant")
 _CALL_ID = re.compile(r'(<tool_response>\s*\{)"tool_call_id": ?"[^"]*", ?')
 _GZIP = b"\x1f\x8b"
 
@@ -190,22 +190,26 @@ def deduplicate(lines: Iterable[EntryLine], out: StrPath, *, by: Same = "convers
 
 
 def digest(entry: Mapping[str, Any], by: Same) -> bytes:
-    """16 bytes of the conversation of an entry without the ids of calls, which differ where nothing else does; or of
-    what is before the first answer. Raises Unsuitable."""
+    """16 bytes of the tools and the conversation of an entry without the ids of calls, which differ where nothing else
+    does; or of the tools and the prompt: what is before the first answer, examples (`weight` 0) included. An entry
+    without a prompt equals only one of the same conversation. Raises Unsuitable."""
     lists = (entry[key] for key in ("conversations", "messages", "prompt") if isinstance(entry.get(key), list))
     turns = next(lists, None)
     if turns is None:
         raise Unsuitable("it has no conversation")
-    for key in ("completion", "chosen", "rejected") if turns is entry.get("prompt") else ():
+    column = turns is entry.get("prompt")
+    for key in ("completion", "chosen", "rejected") if column and not (by == "prompt" and turns) else ():
         if isinstance(entry.get(key), list):
             # The places of two answers to a prompt count; a prompt and its completion are one conversation.
             turns = [*turns, *([] if key == "completion" else [{"role": key}]), *entry[key]]
     if not all(isinstance(turn, dict) for turn in turns):
         raise Unsuitable("it has no conversation")
     hashed = blake2b(digest_size=16)
-    for turn in turns:
+    if tools := entry.get("tools"):
+        hashed.update(json.dumps(tools, sort_keys=True).encode())
+    for number, turn in enumerate(turns):
         role, value = turn.get("from", turn.get("role")), turn.get("value")
-        if by == "prompt" and role not in PROMPT_ROLES:
+        if by == "prompt" and number and not column and role in _ANSWERS and turn.get("weight") != 0:
             break
         if not isinstance(value, str):
             value = json.dumps(_without_ids(turn), ensure_ascii=False, sort_keys=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -16,6 +17,8 @@ NAMES = 1000
 OTHERS = "(others)"
 SPREADS = ("turns_per_entry", "characters_per_entry", "reward")
 _CALL = re.compile(r'<tool_call>\s*\{"name": ?"((?:[^"\\]|\\.)*)"')
+_ANY_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+UNREADABLE = "(unreadable)"
 _ROLES = {"human": "user", "gpt": "assistant"}
 
 
@@ -122,6 +125,21 @@ def _turns(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from (turn for turn in entry[key] if isinstance(turn, Mapping))
 
 
+def _called(text: str) -> list[str]:
+    """The names of the calls in a turn of the model."""
+    names: list[str] = _CALL.findall(text)
+    if len(names) < text.count("<tool_call>"):  # other writers do not begin with the name
+        names = [_name(body) for body in _ANY_CALL.findall(text)]
+    return names
+
+
+def _name(body: str) -> str:
+    try:
+        return str(json.loads(body)["name"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return UNREADABLE
+
+
 def _figures(turn: Mapping[str, Any]) -> tuple[str, int, list[str], bool]:
     """Role, characters, names of called tools, and whether it has reasoning."""
     role = turn.get("from", turn.get("role"))
@@ -132,7 +150,7 @@ def _figures(turn: Mapping[str, Any]) -> tuple[str, int, list[str], bool]:
         return role, len(text), [], False
     in_text = text.startswith("<think>") and not text[7:].lstrip().startswith("</think>")
     if "value" in turn:
-        return role, len(text), _CALL.findall(text), in_text
+        return role, len(text), _called(text), in_text
     parts = turn["content"] if isinstance(turn.get("content"), list) else []
     thoughts = [thought(turn.get(key)) for key in REASONING_KEYS] + [without_reasoning_parts(parts)[1] or ""]
     thoughts = list(filter(str.strip, thoughts))

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rich.table import Table
 
 from backends.errors import ExitCode, LachesisError
 from backends.text import counted
-from lachesis.cli.verb_parser import VerbParser
+from lachesis.cli.verb_parser import VerbParser, count
 from lachesis.runs.run_folder import refuse_files_of_runs
 from lachesis_data.files.entry_files import EntryLine, OnBad, Rewritten, convert_entries, deduplicate, read_entries
 from lachesis_data.files.file_statistics import SPREADS, FileStatistics
@@ -28,6 +29,8 @@ from lachesis_messages.errors import MessageError
 from lachesis_messages.records.entries import COMPLETED_FILE
 from lachesis_messages.records.export_lines import Unsuitable
 from lachesis_messages.records.jsonl import JsonlError, has_torn_tail
+
+_FROM_0 = partial(count, least=0)
 
 
 class TrajectoryFilesError(LachesisError):
@@ -54,12 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     validate.add_argument(
         "--format", default="", choices=sorted(VALIDATORS), help="the format of all entries (default: as each looks)"
     )
-    validate.add_argument("--show", type=int, default=20, metavar="N", help="problems to print (default: 20)")
+    validate.add_argument("--show", type=_FROM_0, default=20, metavar="N", help="problems to print (default: 20)")
     show = add("show", _show, "print an entry as a conversation")
     which = show.add_mutually_exclusive_group()
     which.add_argument("--line", type=int, default=1, help="its line, or row, from 1 (default: 1)")
     which.add_argument("--id", help="its rollout_id or prompt_index")
-    show.add_argument("--width", type=int, default=2000, help="characters of a turn; 0: all (default: 2000)")
+    show.add_argument("--width", type=_FROM_0, default=2000, help="characters of a turn; 0: all (default: 2000)")
     convert = add("convert", _convert, "write the conversations in another format")
     convert.add_argument("--to", required=True, metavar="NAME", help=f"one of {', '.join(CONVERTIBLE)}")
     convert.add_argument("--options", default="{}", metavar="YAML", help="options of the format: '{reasoning: think}'")

@@ -215,7 +215,7 @@ class _Writer:
         escaped = escape_text(content)
         self._warn_if_escaped(index, content, escaped)
         if not message.tool_calls:
-            return (value + escaped).strip()
+            return (value + escaped).rstrip()
         if content.strip():
             value += escaped + "\n"
         return value + "\n".join(self._call(index, call) for call in message.tool_calls)
