@@ -69,7 +69,7 @@ def main() -> int:
             if steps:
                 settings = {"env": given.env, "seed": seed, "steps": steps, "items": given.items}
                 first = curves[-1] if name == TREES else None
-                curves += run(name, folder, settings, given.teacher, given.threads, first)
+                curves += run(name, folder, settings, given.teacher, threads=given.threads, first=first)
                 print(f"{name}, seed {seed}: report, with the rollouts of each step: {folder / 'report.html'}")
     return conclude(curves, given.run_dir / "reward.svg")
 
@@ -92,12 +92,14 @@ def run(
     folder: Path,
     settings: Mapping[str, Any],
     teacher_dir: Path | None = None,
+    *flags: str,
     threads: int = 2,
     first: Curve | None = None,
 ) -> list[Curve]:
     """Train in the folder, then play the held-out items with the model that it began with, and with the last one.
 
     Args:
+        flags: more arguments of `lachesis train`.
         first: of the run with plain groups, from whose warm start one with trees goes on.
 
     Returns:
@@ -119,13 +121,13 @@ def run(
     command = [sys.executable, "-m", "lachesis", "train", *target, "--config", str(_config(env))]
     run_flags = ("--training.run_dir", str(folder), "--training.num_steps", str(settings["steps"]))
     seed = ("--env.dataset_seed", str(settings["seed"]), "--training.lora_seed", str(settings["seed"]))
-    flags = ["--training.engine_threads", str(threads)]
+    own = ["--training.engine_threads", str(threads)]
     if name == TREES:
         start = folder.with_name(folder.name.removesuffix(SUFFIXES[TREES])) / "warm-start"
-        flags += ["--training.warm_start", "0", "--training.init_from", str(start)]
-        flags += ["--env.tree_at", FORKS[env], *OF_TREES]
+        own += ["--training.warm_start", "0", "--training.init_from", str(start)]
+        own += ["--env.tree_at", FORKS[env], *OF_TREES]
     with teacher(teacher_dir) if name == DISTILLED and teacher_dir else nullcontext(()) as of_teacher:
-        subprocess.run([*command, *run_flags, *seed, *flags, *of_teacher], check=True)
+        subprocess.run([*command, *run_flags, *seed, *own, *flags, *of_teacher], check=True)
     answered = asyncio.run(evaluated(folder, settings, places, threads, first))
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     sampled = sampled_tokens(folder, [step["train/groups"] for step in metrics]) if env != BOTH else []

@@ -22,7 +22,7 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 18_860,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
-    "lachesis": 18_595,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
+    "lachesis": 18_610,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
     "lachesis_client": 2_920,  # streams
     "lachesis_compat": 5_170,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_060,  # the plays and findings of the audit, chats, the agent
@@ -32,9 +32,9 @@ LIMITS = {
     "lachesis_messages": 4_720,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_125,
-    "lachesis_tokens": 13_520,  # credit by turn and in trees, the download of the embedded model
-    "lachesis_tools": 5_560,  # tools of the web and on request, MCP servers, images, the browser
-    "lachesis_train": 17_230,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
+    "lachesis_tokens": 13_540,  # credit by turn and in trees, the download of the embedded model
+    "lachesis_tools": 5_575,  # tools of the web and on request, MCP servers, images, the browser
+    "lachesis_train": 17_250,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
     "lachesis_view": 5_750,  # trees, items by samples, notes that stay with their rollouts, diffs, pages to send
     "tool_call_parsers": 12_000,
 }
