@@ -16,9 +16,13 @@ from lachesis_testing.fake_server import FakeServer
 from lachesis_testing.fake_server.completions import Ask
 from lachesis_tokens.samples.group_shapes import group_problems, samples_from_atropos
 from lachesis_tokens.samples.verification import verify
+from lachesis_train.curves.records import GroupRecord, SampleRecord, StepRecord
+from lachesis_train.curves.rollouts import group_line
 from lachesis_train.trainer.datums import prepare
 from lachesis_train.trainer.settings import TrainingSettings
 from lachesis_train.trainers.items import environment_of
+from lachesis_view.trained import as_group
+from lachesis_view.trees import tree_parts
 from tests.support.own_api import OwnApi, own_api
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api
 from tests.support.training_runs import CoinToss, serving, with_tokens
@@ -93,6 +97,12 @@ async def test_a_trainer_gets_whole_groups_and_each_token_with_the_advantage_of_
         for row, sample, tokens in zip(prepared.samples, samples, group["advantages"], strict=True):
             spans = [value for span in sample.spans for value in tokens[span.start : span.end]]
             assert row.advantages.tolist() == pytest.approx(spans, abs=1e-9)
+        # The viewer draws what the trainer keeps of the group.
+        record = GroupRecord(body=group, samples=[SampleRecord()] * len(samples))
+        line = json.loads(json.dumps(group_line(StepRecord(step=1, version="v"), record, None)))
+        parts = tree_parts(as_group(line))
+        assert {name: part.advantage for name, part in parts.items()} == pytest.approx(wanted)
+        assert {name: parts[name].value for name in paths} == paths
     assert set(trained.values()) == {1}
 
 

@@ -83,6 +83,7 @@ def _rollout(
         "repaired_calls": training.get("repaired_calls") or (0, 0),
         "tool_calls": sum(len(message.get("tool_calls") or ()) for message in messages) if sent else None,
         "tool_stats": None,
+        "tree": training.get("tree"),
         "completion_tokens": samples[0]["sampled"] if samples else (line.get("undelivered") or {}).get(rollout_id, 0),
         "seconds": None,
     }

@@ -135,6 +135,7 @@ def _undelivered(samples: Sequence[TokenSample]) -> dict[str, int]:
 def _training(body: Mapping[str, Any], at: int, sample: SampleRecord, decode: Decode | None) -> dict[str, Any]:
     certificate = certificate_of(body, at)
     spans = certificate.get("spans") or [{}]
+    kept = ("judged_score", "length_penalty", *(("tree",) if certificate else ()))
     return {
         "rollout_id": certificate.get("rollout_id"),
         "outcome": certificate.get("outcome"),
@@ -142,7 +143,7 @@ def _training(body: Mapping[str, Any], at: int, sample: SampleRecord, decode: De
         "skipped": sample.skipped,
         "detail": sample.detail,
         "advantage": sample.advantage,
-        **{name: value for name, value in override_of(body, at).items() if name in ("judged_score", "length_penalty")},
+        **{name: value for name, value in override_of(body, at).items() if name in kept},
         "staleness": sample.staleness,
         "repaired_calls": repaired_calls(body, at),
         "trainer_logprobs": list(sample.trainer_logprobs),
