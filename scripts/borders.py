@@ -28,7 +28,7 @@ LIMITS = {
     "lachesis_console": 7_060,  # the plays and findings of the audit, chats, the agent
     "lachesis_data": 6_500,
     "lachesis_doors": 4_490,  # tokens for two trainers; without the client of MCP, which tools have
-    "lachesis_envs": 9_315,  # web_research, browser_tasks, the maze, word problems of the demo
+    "lachesis_envs": 9_320,  # web_research, browser_tasks, the maze, word problems of the demo
     "lachesis_messages": 4_720,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_125,

@@ -249,6 +249,15 @@ def test_a_row_of_humanevalpack_becomes_a_test_function_for_each_assertion(tmp_p
             create_row_task({**FIX, **change}, tmp_path / "other")
 
 
+def test_rows_whose_names_make_the_same_folder_get_one_each(tmp_path: Path) -> None:
+    rows, target = tmp_path / "rows.jsonl", tmp_path / "tasks"
+    rows.write_text(
+        "".join(json.dumps({**FIX, "task_id": name}) + "\n" for name in ("Python/a b", "Python/a_b", "Python/c"))
+    )
+    assert main(["tasks", "convert", str(rows), str(target)]) == 0
+    assert sorted(path.name for path in target.iterdir()) == ["Python_a_b", "Python_a_b-2", "Python_c"]
+
+
 def test_the_command_converts_rows_and_shows_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, target = tmp_path / "rows.jsonl", tmp_path / "tasks"
     renamed = {("key" if name == "task_id" else name): value for name, value in FIX.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import yaml
 from backends.errors import SettingsError
 from backends.text import counted
 from lachesis.cli.subcommands import run_subcommand
-from lachesis.cli.verb_parser import VerbParser
+from lachesis.cli.verb_parser import VerbParser, count
 from lachesis_envs.task_folders import Task, TaskError, create_row_task, find_tasks, read_task, row_name, write_task
 
 SUBCOMMANDS = {
@@ -108,7 +109,7 @@ def convert(argv: Sequence[str]) -> int:
         metavar="YAML",
         help="our name of a column: its name in the rows, '{patch: gold_patch}'",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N")
+    parser.add_argument("--limit", type=count, metavar="N", help="only the first N")
     arguments = parser.parse_args(argv)
     try:
         columns = yaml.safe_load(arguments.columns)
@@ -117,7 +118,10 @@ def convert(argv: Sequence[str]) -> int:
     if not isinstance(columns, dict) or not all(isinstance(name, str) for name in columns.values()):
         raise SettingsError("--columns takes a mapping such as '{patch: gold_patch}'")
     written, failed = 0, 0
+    taken: Counter[str] = Counter()
     for source, name in _sources(arguments, columns)[: arguments.limit]:
+        taken[name] += 1
+        name = f"{name}-{taken[name]}" if taken[name] > 1 else name  # x/y and x_y, or two folders of the same name
         try:
             if isinstance(source, Path):
                 write_task(read_task(source, to_play=False), arguments.target / name)
