@@ -159,6 +159,10 @@ def test_an_environment_scores_the_rows_and_rows_may_be_conversations(tmp_path: 
     assert values == ["a", "<think>\n</think>\nb", "c", "<think>\nhm\n</think>\npear"]
     assert talk["metadata"] == {"id": 7}
     assert "reward" not in talk
+    thought = [asked[0], {**asked[1], "reasoning": "hm"}, asked[2]]
+    given = write_rows(tmp_path / "given.jsonl", [{"messages": thought}])
+    with served(lambda request: say("pear")) as server:
+        assert batch(flags(given, tmp_path, server.base_url, run="given")) == 1, "only the row has reasoning"
 
 
 def test_toolsets_are_drawn_by_seed_and_prompt_and_missing_ones_are_named(tmp_path: Path) -> None:

@@ -85,7 +85,9 @@ class EntryFormat:
             entry = self.entry(record)
         except MessageError as error:
             return f"no valid conversation: {error}"
-        sampled = [turn["value"] for turn in entry["conversations"] if turn["from"] == "gpt"]
+        row = record["item"] if isinstance(record["item"], Mapping) and not rollout.get("context_edits") else {}
+        given = sum(each.get("role") == "assistant" for each in row.get("messages") or ())  # turns of the row
+        sampled = [turn["value"] for turn in entry["conversations"] if turn["from"] == "gpt"][given:]
         if not rollout["turns"] or not sampled:
             return str(rollout["reason"]) if rollout["outcome"] == "refused" else NO_ANSWER
         with_reasoning = sum(not value.startswith(EMPTY_THINK) for value in sampled)
