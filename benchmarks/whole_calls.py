@@ -57,7 +57,7 @@ def is_whole_way(text: str, item: str) -> bool:
         doors = [door.split()[1] for door in drawn["rooms"][here].removeprefix("doors: ").split(", ")]
         try:
             call = ast.dump(ast.parse(turn, mode="eval"))
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             return False
         if not call.startswith("Expression(body=List(elts=[Call("):
             return False

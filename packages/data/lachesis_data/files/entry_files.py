@@ -191,8 +191,8 @@ def deduplicate(lines: Iterable[EntryLine], out: StrPath, *, by: Same = "convers
 
 def digest(entry: Mapping[str, Any], by: Same) -> bytes:
     """16 bytes of the tools and the conversation of an entry without the ids of calls, which differ where nothing else
-    does; or of the tools and the prompt: what is before the first answer, examples (`weight` 0) included. An entry
-    without a prompt equals only one of the same conversation. Raises Unsuitable."""
+    does; or of the tools and the prompt: what is before the first answer. Examples (`weight` 0), and an answer with
+    which the entry begins, are part of the prompt. Raises Unsuitable."""
     lists = (entry[key] for key in ("conversations", "messages", "prompt") if isinstance(entry.get(key), list))
     turns = next(lists, None)
     if turns is None:
