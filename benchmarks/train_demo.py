@@ -59,6 +59,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.trees and given.env not in FORKS:
         parser.error(f"--trees needs a task of several turns: --env {' or '.join(FORKS)}")
+    if given.trees and not given.steps:
+        parser.error("--trees begins with the warm start of the run with plain groups: give --steps too")
     curves: list[Curve] = []
     for seed in given.seed:
         distilled = given.distilled_steps if given.teacher else 0

@@ -27,8 +27,10 @@ from lachesis_train.tinker_sdk import Datum, LossPart, Trained, TrainingEngineEr
 from lachesis_train.trainer import batches, checkpoints, engine_link
 from lachesis_train.trainer.batches import BatchError, BatchSource
 from lachesis_train.trainer.checkpoints import Checkpoint
+from lachesis_train.trainer.datums import prepare
 from lachesis_train.trainer.engine_run import TrainingStopped
 from lachesis_train.trainer.loop import Trainer
+from lachesis_train.trainer.settings import TrainingSettings
 from lachesis_train.trainer.teacher import TeacherFailed
 from lachesis_train.verbs.launch_training import read_settings
 from tests.run import some
@@ -420,6 +422,16 @@ async def test_a_run_begins_with_the_weights_of_another_and_no_longer_needs_it_t
         assert await at.trainer(run_dir=second, init_from=first, num_steps=3).run() == 3
         assert ["question 0" in text for text in at.engine.weights] == [True, False, False, False]
         assert [line["step"] for line in read_lines(at.folder / "metrics.jsonl")] == [1, 2, 3]
+
+
+async def test_a_batch_that_comes_again_is_not_another_one() -> None:
+    async with world() as at:
+        trainer, body = at.trainer(), {**group(0), "overrides": None}
+        refused = prepare([body], TrainingSettings())
+        for number in (7, 7, 7, 8):  # asked for again after failures of the engine
+            trainer._check_refused(batches.Batch(number, [body]), refused)
+        with pytest.raises(TrainingStopped, match="3 batches in a row"):
+            trainer._check_refused(batches.Batch(9, [body]), refused)
 
 
 @pytest.mark.parametrize("of", ["first", "first/warm-start"])

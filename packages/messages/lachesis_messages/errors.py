@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 from backends.errors import LachesisError
 
+MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading a record of another shape raises."""
+
 
 class MessageError(LachesisError, ValueError):
     """A message, or a list of messages, that is not OpenAI-shaped. `index` is the place in the list, if any."""

@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lachesis_view.rows import MISSHAPEN, parsed
+from lachesis_messages.errors import MISSHAPEN
+from lachesis_view.rows import parsed
 
 SCHEMA = b'"lachesis.audit/1"'
 MANY, LARGE = 1000, 32 << 20

@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.records.step_files import ROLLOUTS
-from lachesis_view.rows import MISSHAPEN, parsed
+from lachesis_view.rows import parsed
 
 MARK = 4096
 """Bytes at the beginning, and before where reading stopped, by which a file is known again."""

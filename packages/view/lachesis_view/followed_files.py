@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 from backends.errors import SettingsError
 from backends.host.folders import user_cache
 from lachesis.figures.item_keys import whole_and_part
+from lachesis_messages.errors import MISSHAPEN
 from lachesis_view.files import (
     UNFINISHED,
     has_grown,
@@ -32,7 +33,7 @@ from lachesis_view.files import (
 )
 from lachesis_view.notes import NAME as NOTES
 from lachesis_view.notes import folder_of, rows_of
-from lachesis_view.rows import MISSHAPEN, as_count, as_name, as_time, parsed, rollout_row, searched_text, storable
+from lachesis_view.rows import as_count, as_name, as_time, parsed, rollout_row, searched_text, storable
 from lachesis_view.trained import LINES, as_group
 
 VERSION = 12

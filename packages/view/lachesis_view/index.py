@@ -14,6 +14,7 @@ import orjson
 from backends.errors import LachesisError
 from lachesis.figures.intervals import Mean, mean_of_values, score_range
 from lachesis.figures.tool_failures import ToolFailures
+from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.records.jsonl import read_line
 from lachesis_messages.records.step_files import SCHEMA
 from lachesis_view.files import locks_of, written_now
@@ -21,7 +22,7 @@ from lachesis_view.filters import Filter
 from lachesis_view.followed_files import COLUMNS, FollowedFiles
 from lachesis_view.html.rollout import last_words
 from lachesis_view.metrics import mean, most_frequent
-from lachesis_view.rows import MISSHAPEN, parsed, storable
+from lachesis_view.rows import parsed, storable
 from lachesis_view.trained import as_group
 
 FAILURES_OF = 2_000

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from backends.errors import LachesisError
+from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.records.jsonl import JsonlWriter
 from lachesis_messages.records.step_files import ROLLOUTS
-from lachesis_view.rows import MISSHAPEN, as_count, as_name, parsed, storable
+from lachesis_view.rows import as_count, as_name, parsed, storable
 
 NAME = "notes.ndjson"
 """Beside `groups.jsonl`. What takes every `.jsonl` of a folder does not take it."""

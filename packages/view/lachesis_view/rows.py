@@ -16,6 +16,7 @@ import orjson
 from lachesis.figures.passes import PASS
 from lachesis.figures.repaired_calls import NAME as REPAIRED_CALLS
 from lachesis.figures.tool_failures import ToolFailures
+from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.records.groups import stored_messages
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
 from lachesis_view.html.rollout import COMPONENT, texts_of, title_of
@@ -28,8 +29,6 @@ REASONS = 3
 """That an item or a sample fails, shown at most."""
 METRICS = 50
 """Components and metrics of a rollout that are kept."""
-MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What reading a line of another shape raises."""
 
 
 def parsed(line: bytes | str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any
 
+from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.records.digests import LINE_DIGEST, digest_problem
 from lachesis_messages.records.tree_places import TreePlace
 from lachesis_messages.responses import message_digest
@@ -60,7 +61,7 @@ def _guarded(rollout_id: str, reasons: Iterator[str]) -> Iterator[tuple[str, str
     try:
         for reason in reasons:
             yield rollout_id, reason
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except MISSHAPEN as error:
         yield rollout_id, f"the record of its group cannot be read: {error!r}"[:300]
 
 

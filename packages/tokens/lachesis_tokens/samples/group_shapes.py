@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from backends.text import without_lone_surrogates
+from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.images import image_data, joined_data
 from lachesis_messages.records.digests import COVERED, json_digest
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD, DiscardedAttempts, SplitRollouts, check_split
@@ -290,7 +291,7 @@ def group_problems(group: Mapping[str, Any], samples: Sequence[TokenSample]) -> 
         if digest != given:
             return [f"the digest of the group does not match its fields ({digest}): they are not what was sent"]
         return list(_group_contradictions(group, samples))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except MISSHAPEN as error:
         return [f"the group cannot be read: {error!r}"[:300]]
 
 

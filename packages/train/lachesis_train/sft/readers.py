@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from backends.errors import LachesisError
 from backends.text import counted
+from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.images import joined_data
 from lachesis_messages.messages import FinishReason
@@ -124,7 +125,7 @@ def read_dataset(
                         found.refused.append(RefusedLine(source, read.reason, str(read)))
             except _Refused as error:
                 found.refused.append(RefusedLine(source, error.reason, str(error)))
-            except (AttributeError, LookupError, TypeError, ValueError) as error:  # fields of any shape
+            except MISSHAPEN as error:
                 found.refused.append(RefusedLine(source, "unreadable", f"the line cannot be read: {error!r}"))
     return found
 

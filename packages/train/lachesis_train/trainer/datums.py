@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lachesis_messages.errors import MISSHAPEN
 from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages
 from lachesis_train.curves.records import SOUND, GroupRecord, SampleRecord
 from lachesis_train.curves.rollouts import certificate_of, override_of
@@ -31,7 +32,6 @@ _TREES = (
     "its rollouts branch, and training.mask_truncated_completions would leave out the turns that a rollout shares with "
     "others, whose rewards stay: unset it"
 )
-_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ def prepare(
         except GroupRefused as error:
             skipped[number] = (error.reason, error.detail)
             continue
-        except _UNREADABLE as error:  # a field of another type, of which no certificate says anything
+        except MISSHAPEN as error:  # a field of another type, of which no certificate says anything
             skipped[number] = (Refusal.UNPROVEN, f"the group cannot be read: {error!r}"[:300])
             continue
         if isinstance(group_id, str):
