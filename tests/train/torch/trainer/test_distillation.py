@@ -63,8 +63,8 @@ def test_a_model_comes_closer_to_its_teacher_and_does_not_diverge_from_itself(tm
     assert first[0]["train/teacher_divergence"] == pytest.approx(0.0, abs=1e-4)
     with teacher(tmp_path / "teacher") as trained:
         of_teacher = {"training__teacher_url": trained, "training__reward_weight": 0}
-        # Smaller steps than the teacher's, or the student goes past it.
-        student = train(tmp_path / "student", 12, training__learning_rate=0.01, **of_teacher)
+        # Near its teacher a student learns from noise, of which Adam makes whole steps: larger ones throw it far off.
+        student = train(tmp_path / "student", 12, training__learning_rate=0.003, **of_teacher)
     divergence = [step["train/teacher_divergence"] for step in student]
     assert divergence[0] > 0.05, "the teacher has learned something else than what the model began with"
     assert sum(divergence[-3:]) / 3 < 0.75 * divergence[0]
