@@ -29,7 +29,7 @@ LIMITS = {
     "lachesis_data": 6_500,
     "lachesis_doors": 4_490,  # tokens for two trainers; without the client of MCP, which tools have
     "lachesis_envs": 9_320,  # web_research, browser_tasks, the maze, word problems of the demo
-    "lachesis_messages": 4_725,  # places in trees, branches, lines read by two readers or by one field
+    "lachesis_messages": 4_735,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_125,
     "lachesis_tokens": 13_545,  # credit by turn and in trees, the download of the embedded model

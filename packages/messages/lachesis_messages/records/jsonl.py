@@ -31,6 +31,8 @@ StrPath = str | os.PathLike[str]
 
 _CHUNK = 1 << 16
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_SCALARS = frozenset({int, float, bool, type(None)})
+_NUMERIC = frozenset({int, float})
 _OUTER = 3
 """Levels of a value that are written item by item: those of a group, down to a message or a list of tokens."""
 _NUMBERS, _OBJECTS = 4096, 64
@@ -310,42 +312,49 @@ def sync_folder(path: StrPath) -> None:
         os.close(fd)
 
 
-def _json_pieces(value: Any, depth: int = 0) -> Iterator[bytes]:
+def _json_pieces(value: Any) -> list[bytes]:
     """The text of `json.dumps`, in pieces: an encoder in C holds the interpreter until it has written its whole value,
     which may be a group of some megabytes. `iterencode` has pieces of a few bytes, at 5 times the cost, and leaves
     cycles for the garbage collector.
 
-    A piece is a value, or a part of a list, below the outer `_OUTER` levels.
+    A piece is a value, or a part of a list, below the outer `_OUTER` levels; short values that follow each other in a
+    dict are one piece.
     """
-    if isinstance(value, (list, tuple)) and (len(value) > _NUMBERS or (depth < _OUTER and value)):
-        yield b"["
-        yield from _list_pieces(value, depth)
-        yield b"]"
-    elif isinstance(value, dict) and depth < _OUTER and value and all(type(key) is str for key in value):
-        before = b"{"
-        for key, inner in value.items():
-            yield before + json_text(key) + b": "
-            yield from _json_pieces(inner, depth + 1)
+    pieces: list[bytes] = []
+    _write_value(value, pieces, 0)
+    return pieces
+
+
+def _write_value(value: Any, pieces: list[bytes], depth: int) -> None:
+    outer, before = depth < _OUTER, b"["
+    if isinstance(value, (list, tuple)) and value and (outer or len(value) > _NUMBERS or type(value[-1]) in _NUMERIC):
+        nested = isinstance(value[0], (dict, list, tuple))
+        size = 1 if nested and outer else _OBJECTS if nested else _NUMBERS
+        for start in range(0, len(value), size):
+            pieces.append(before)
+            if nested and outer:
+                _write_value(value[start], pieces, depth + 1)
+            else:
+                part = value[start : start + size]
+                pieces.append(_numbers(part) or json_text(part)[1:-1])
             before = b", "
-        yield b"}"
+        pieces.append(b"]")
+    elif outer and isinstance(value, dict) and value and all(type(key) is str for key in value):
+        before, short = b"{", {}
+        for key, inner in value.items():
+            kind = type(inner)
+            if kind in _SCALARS or (len(inner) < _NUMBERS if kind is str else not inner and kind in (list, dict)):
+                short[key] = inner
+                continue
+            if short:
+                pieces.append(before + json_text(short)[1:-1])
+                before, short = b", ", {}
+            pieces.append(before + json_text(key) + b": ")
+            _write_value(inner, pieces, depth + 1)
+            before = b", "
+        pieces.append(before + json_text(short)[1:] if short else b"}")
     else:
-        yield json_text(value)
-
-
-def _list_pieces(values: Sequence[Any], depth: int) -> Iterator[bytes]:
-    """The items of a list that is not empty."""
-    if depth < _OUTER and isinstance(values[0], (dict, list, tuple)):
-        for place, item in enumerate(values):
-            if place:
-                yield b", "
-            yield from _json_pieces(item, depth + 1)
-        return
-    size = _OBJECTS if isinstance(values[0], (dict, list, tuple)) else _NUMBERS
-    for start in range(0, len(values), size):
-        part = values[start : start + size]
-        if start:
-            yield b", "
-        yield _numbers(part) or json_text(part)[1:-1]
+        pieces.append(json_text(value))
 
 
 def _numbers(values: Sequence[Any]) -> bytes:
