@@ -73,6 +73,10 @@ def test_flags_win_over_the_file(read) -> None:
         ("training: {reject_ratio_below: 1.01, reject_ratio_above: 0.99}", "reject_ratio_below must be less than"),
         ("training: {teacher_weight: 2}", "training.teacher_weight has an effect only with training.teacher_url"),
         ("training: {teacher_model: m}", "training.teacher_model has an effect only with training.teacher_url"),
+        (
+            "training: {base_model: m, num_steps: 1, mask_truncated_completions: true}\nenv: {tree_at: 'turns:2'}",
+            "env.tree_at: rollouts would branch, and training.mask_truncated_completions .*: unset it",
+        ),
         ("training: {learning_rate: -1}", "training.learning_rate: .*greater than or equal to 0"),
     ],
 )

@@ -21,17 +21,13 @@ from lachesis_train.curves.records import SOUND, GroupRecord, SampleRecord
 from lachesis_train.curves.rollouts import certificate_of, override_of
 from lachesis_train.tinker_sdk import Datum
 from lachesis_train.trainer.checked import CheckedSample, GroupRefused, Refusal, checked_group
-from lachesis_train.trainer.settings import TrainingSettings
+from lachesis_train.trainer.settings import TREES_MASKED, TrainingSettings
 
 NO_SIGNAL = "same_scores"
 TOO_LONG = "too_long"
 TOO_OLD = "too_old"
 TRUNCATED = "truncated"
 """Why a checked group, or a sequence of it, is not trained."""
-_TREES = (
-    "its rollouts branch, and training.mask_truncated_completions would leave out the turns that a rollout shares with "
-    "others, whose rewards stay: unset it"
-)
 
 
 @dataclass(slots=True)
@@ -140,7 +136,7 @@ def prepare(
                 raise GroupRefused(Refusal.DUPLICATE, f"group {group_id} was trained before")
             group = checked_group(body, rules.uncertified)
             if rules.mask_truncated_completions and override_of(body, 0).get("tree"):
-                raise GroupRefused(Refusal.UNSUPPORTED, _TREES)
+                raise GroupRefused(Refusal.UNSUPPORTED, f"its rollouts branch, and {TREES_MASKED}")
         except GroupRefused as error:
             skipped[number] = (error.reason, error.detail)
             continue

@@ -23,6 +23,10 @@ from lachesis_train.trainer.environments import RunEnvironment
 HOW: Final = "how"
 """Marks a setting that may change when a run is continued: it decides how the run runs, not what it trains, or is part
 of the content under another name."""
+TREES_MASKED: Final = (
+    "training.mask_truncated_completions would leave out the turns that a rollout shares with others, whose rewards "
+    "stay: unset it"
+)
 
 
 class EnvSettings(BaseModel):
@@ -40,6 +44,7 @@ class EnvSettings(BaseModel):
     tool_call_parser: Annotated[str, HOW] = Field(
         default="hermes", description="Reads tool calls in chat completions of the policy server."
     )
+    tree_at: Annotated[str | None, HOW] = Field(default=None, description="Where rollouts fork; null: nowhere.")
 
     @property
     def sequences(self) -> int:

@@ -33,7 +33,7 @@ from lachesis_train.rollout_api import TOKEN_VARIABLE
 from lachesis_train.sft.settings import SftSettings
 from lachesis_train.trainer.environments import read_environments
 from lachesis_train.trainer.forecast import check_memory
-from lachesis_train.trainer.settings import EnvSettings, Settings, TrainingSettings
+from lachesis_train.trainer.settings import TREES_MASKED, EnvSettings, Settings, TrainingSettings
 from lachesis_train.verbs.training_parts import LazyTokenizer, engine, new_recorder, serving, stop_at_signals
 
 EXAMPLE: Final = Path(__file__).parents[4] / "configs" / "train_tool_call.yaml"
@@ -122,6 +122,8 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool
     of_training = validate_settings(TrainingSettings, training, "training")
     of_env = validate_settings(EnvSettings, env, "env")
     _url("training.teacher_url", of_training.teacher_url)
+    if of_env.tree_at and of_training.mask_truncated_completions:
+        raise SettingsError(f"env.tree_at: rollouts would branch, and {TREES_MASKED}")
     model = of_training.base_model or server.get("model_name")
     if not model:
         raise SettingsError("no model to train: set --training.base_model, or openai.model_name")
