@@ -13,7 +13,7 @@ from aiohttp import web
 from lachesis_testing.fake_server import Ask, FakeServer
 from lachesis_tokens.verbs.verify import verify_file
 from tests.support.scripted_server import ScriptedServer, call, say
-from tests.support.small_envs import SortWords, kill_sandboxes, lines, make, rollouts
+from tests.support.small_envs import SortWords, kill_sandboxes, lines, make, process, rollouts
 from tests.support.training_runs import environment, with_tokens
 
 TOOLSETS = ["terminal", "memory", "delegation", "clarify"]
@@ -144,6 +144,22 @@ async def test_the_budget_of_tokens_is_that_of_the_rollout(tmp_path: Path) -> No
     assert rollout["outcome"] == "context_exhausted"
     assert rollout["completion_tokens"] == sum(len(ids) * times for ids, times in sampled.items()) < 1500
     assert_delivered(tmp_path, sampled)
+
+
+async def test_a_task_that_is_too_long_for_a_sub_agent_is_told_to_the_agent_who_wrote_it(tmp_path: Path) -> None:
+    said = "This model's maximum context length is 2000 tokens. However, you requested 2400 tokens."
+
+    def model(request: dict[str, Any]) -> Any:
+        if request["messages"][-1]["content"].startswith("SUBTASK"):
+            return web.json_response({"object": "error", "message": said, "code": 400}, status=400)
+        answered = any(message["role"] == "tool" for message in request["messages"])
+        return say("Done.") if answered else call(("delegate_task", {"goal": "SUBTASK"}))
+
+    result = await process(Delegates, tmp_path, model, group_size=1, total_steps=1, enabled_toolsets=TOOLSETS)
+    (rollout,) = rollouts(result.files.groups)
+    assert (rollout["outcome"], rollout["reward"]) == ("completed", 1.0)
+    (failed,) = rollout["tool_errors"]
+    assert failed["tool"] == "delegate_task" and "the sub-agent has not finished" in failed["error"]
 
 
 async def test_what_a_sub_agent_sampled_before_the_time_was_over_is_delivered(tmp_path: Path) -> None:
