@@ -60,6 +60,11 @@ print(terminal("ls")["output"].split(), hermes_tools is tools)
     }
 
 
+async def test_a_call_by_a_name_that_is_no_text_is_counted(session: ToolSession) -> None:
+    result = await result_of(session, 'import tools\ntools.terminal.func("\\ud800", [])')
+    assert "Traceback" in result.content and json.loads(result.content)["tool_calls"] == {"?": 1}
+
+
 async def test_a_failed_call_raises_in_the_script_and_a_traceback_shows_its_lines(run: Run) -> None:
     code = """import tools
 try:

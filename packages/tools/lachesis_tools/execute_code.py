@@ -24,7 +24,7 @@ from lachesis_tools.calling_agent import OF_THE_AGENT, agent_of_call, callable_n
 from lachesis_tools.dispatch import ToolResult, call_tool, callable_tools
 from lachesis_tools.json_results import as_json
 from lachesis_tools.terminal import MAX_TIMEOUT, OUTPUT_CHARS
-from lachesis_tools.text import HeadTail, to_json
+from lachesis_tools.text import HeadTail, to_json, valid_utf8
 from lachesis_tools.tool_registry import ToolFailure, tool
 from lachesis_tools.tool_session import ToolSession
 
@@ -131,7 +131,7 @@ class _Script:
             return {"error": f"Not run: a script may make {MAX_CALLS} calls of tools."}
         if agent is not None and not agent.take_call():
             return {"error": "Not run: the budget of tool calls is used up."}
-        self.calls[str(name)[:80]] += 1
+        self.calls[valid_utf8(str(name)[:80])] += 1
         result = await call_tool(name, arguments, self._session, registry=self._registry, allowed=self._names)
         if result.reward is not None:
             self.reward = (self.reward or 0.0) + result.reward
