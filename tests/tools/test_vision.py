@@ -49,8 +49,9 @@ async def test_a_file_that_is_no_image_is_told_to_the_model(session: ToolSession
 
 
 async def test_names_that_lead_to_no_image(session: ToolSession) -> None:
+    await (await session.sandbox()).write_bytes("nine.png", PIXEL)
     for image, told in (
-        ("none.png", "no such file"),
+        ("none.png", "did you mean 'nine.png'?"),
         (".", "is a directory"),
         ("https://example.org/a.png", "save it as a file first"),
         ("data:image/png;base64,%%%", "not base64"),
@@ -76,6 +77,10 @@ async def test_a_rejected_image_is_told_and_a_model_that_takes_none_is_a_failure
 
     async with ScriptedServer(picky) as server:
         assert "cannot be looked at" in ((await seen(session, PICTURE, f"m@{server.base_url}")).error or "")
+    for refused in (say(None, refusal="No."), say("  "), 403, 500):
+        # Whatever a server makes of this image and this question, it answers others.
+        async with ScriptedServer(lambda body, told=refused: told if PICTURE in str(body) else say("white")) as server:
+            assert "cannot be looked at" in ((await seen(session, PICTURE, f"m@{server.base_url}")).error or "")
     for answers in ([400], [404], [401], [500], [say(None)]):
         async with ScriptedServer(answers) as server:
             with pytest.raises(ServiceUnavailable, match=server.base_url):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 from collections.abc import Awaitable, Callable
@@ -71,16 +72,22 @@ def look_of(setting: str, *, pause: float = 1.0) -> Look:
             text = answer["choices"][0]["message"]["content"]
         except (LookupError, TypeError):
             text = None
-        return status, text if status == 200 and isinstance(text, str) else None, str(answer.get("error") or answer)
+        said = isinstance(text, str) and bool(text.strip())
+        return status, text if status == 200 and said else None, str(answer.get("error") or answer)
 
     async def look(image: str, question: str) -> ToolResult:
-        status, text, told = await ask(image, question)
+        try:
+            status, text, told = await ask(image, question)
+            failure = ServiceUnavailable(f"vision: {model} at {url} answers {status}: {told:.300}")
+        except ServiceUnavailable as error:
+            text, told, failure = None, "the server fails on it", error
         if text is not None:
             return ToolResult(text)
-        # Is it this image? A model that takes none rejects any.
-        if status in (400, 413, 422) and (await ask(_PROBE, question))[1] is not None:
-            raise ToolFailure(f"the image cannot be looked at: {told:.300}")
-        raise ServiceUnavailable(f"vision: {model} at {url} answers {status}: {told:.300}")
+        # Is it this image, or this question? A server that is at fault, or takes no images, fails on any.
+        with contextlib.suppress(ServiceUnavailable):
+            if (await ask(_PROBE, "What is this?"))[1] is not None:
+                raise ToolFailure(f"the image cannot be looked at: {told:.300}")
+        raise failure
 
     return look
 
@@ -132,7 +139,7 @@ async def _image(session: ToolSession, named: str) -> str:
         try:
             data = await sandbox.read_bytes(path, limit=MAX_IMAGE_BYTES + 1)
         except OSError as error:
-            raise await file_error(sandbox, named, error) from None
+            raise await file_error(sandbox, path, error) from None
     return data_url(data, named)
 
 
