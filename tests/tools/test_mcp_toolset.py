@@ -89,6 +89,32 @@ async def test_a_server_that_is_lost_in_a_rollout_is_the_infrastructures(tmp_pat
 
 
 @pytest.mark.parametrize(
+    "content", ['{"type": "text"}', '{"type": "text", "text": None}', '{"type": "image", "data": "aGk="}', '"hi"']
+)
+async def test_an_answer_of_another_form_is_the_infrastructures(tmp_path: Path, content: str) -> None:
+    other = SERVER.replace('{"type": "text", "text": str(total)}', content)
+    command = f"python3 -c 'exec(bytes.fromhex(\"{other.encode().hex()}\"))'"
+    turn = call(("sums__add", {"by": 3}))
+    result = await played(tmp_path, turn, group_size=1, max_infra_retries=0, mcp={"sums": command})
+    (rollout,) = rollouts(result.files.failures)
+    assert (rollout["reward"], rollout["unscored_kind"]) == (None, "infra_error")
+    assert rollout["reason"].startswith("the MCP server sums answered tools/call in another form than the protocol's")
+
+
+@pytest.mark.parametrize("listed", ['"tools"', "[5]", '[{"nome": "add"}]', '[{"name": "add", "inputSchema": 5}]', "5"])
+async def test_a_list_of_tools_of_another_form_names_its_server(sessions: ToolSessions, listed: str) -> None:
+    source = f"""
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" in asked:
+        print(json.dumps({{"jsonrpc": "2.0", "id": asked["id"], "result": {{"tools": {listed}}}}}), flush=True)
+"""
+    with pytest.raises(McpLost, match="the MCP server odd answered tools/list in another form"):
+        await mcp_tools({"odd": f"python3 -c 'exec(bytes.fromhex(\"{source.encode().hex()}\"))'"}, sessions)
+
+
+@pytest.mark.parametrize(
     ("servers", "error", "said"),
     [
         ({"sums": "python3 -c 'exit(\"no licence\")'"}, McpLost, r"ended with 1: no licence\. Next step: correct its"),

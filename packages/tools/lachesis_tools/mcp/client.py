@@ -13,7 +13,7 @@ import itertools
 import json
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from backends.base import Process, Sandbox
@@ -79,15 +79,15 @@ class McpClient(ABC):
         cursor: str | None = None
         for _ in range(_PAGES):
             page = await self.ask("tools/list", {} if cursor is None else {"cursor": cursor})
-            for tool in page.get("tools") or ():
-                schema = tool.get("inputSchema") or {"type": "object", "properties": {}}
-                found.append(
+            with self._shape_of("tools/list"):
+                found += [
                     {
-                        "name": f"{self.name}__{tool['name']}",
+                        "name": "__".join((self.name, tool["name"])),
                         "description": tool.get("description") or tool.get("title") or "",
-                        "parameters": schema,
+                        "parameters": {**(tool.get("inputSchema") or {"type": "object", "properties": {}})},
                     }
-                )
+                    for tool in page.get("tools") or ()
+                ]
             cursor = page.get("nextCursor")
             if cursor is None:
                 return found
@@ -103,17 +103,28 @@ class McpClient(ABC):
             late = f"{tool} took longer than {self.timeout:g} s"
             return {"text": late, "error": late}
         texts, images = [], []
-        for part in result.get("content") or ():
-            if part.get("type") == "text":
-                texts.append(part["text"])
-            elif part.get("type") == "image":
-                images.append(f"data:{part['mimeType']};base64,{part['data']}")
-            else:
-                texts.append(json.dumps(part))
-        if not texts and not images and "structuredContent" in result:
-            texts.append(json.dumps(result["structuredContent"]))
-        text = "\n".join(texts)
+        with self._shape_of("tools/call"):
+            for part in result.get("content") or ():
+                if part.get("type") == "text":
+                    texts.append(part["text"])
+                elif part.get("type") == "image":
+                    images.append(f"data:{part['mimeType']};base64,{part['data']}")
+                else:
+                    texts.append(json.dumps(part))
+            if not texts and not images and "structuredContent" in result:
+                texts.append(json.dumps(result["structuredContent"]))
+            text = "\n".join(texts)
         return {"text": text, "images": images, **({"error": text or "failed"} if result.get("isError") else {})}
+
+    @contextlib.contextmanager
+    def _shape_of(self, method: str) -> Iterator[None]:
+        try:
+            yield
+        except (AttributeError, LookupError, TypeError) as error:
+            raise McpLost(
+                f"the MCP server {self.name} answered {method} in another form than the protocol's "
+                f"({type(error).__name__}: {error})"
+            ) from error
 
     def _result(self, method: str, answer: Mapping[str, Any]) -> Mapping[str, Any]:
         error, result = answer.get("error"), answer.get("result")
