@@ -190,7 +190,7 @@ class Ledger:
             self._write_manifest(manifest)
         if self.items and len(self.items) > len(manifest.get("items", ())):
             manifest = {**manifest, "digests": self._digests(), "items": self.items}
-            if begun:
+            if begun or "own_names" in manifest:  # else it is written below
                 self._write_manifest(manifest)
         self.run = manifest.get("run", "")
         if (own_names := manifest.get("own_names")) is None:

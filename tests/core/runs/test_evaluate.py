@@ -233,6 +233,9 @@ async def test_failures_before_the_first_score_do_not_count_where_other_items_or
     result, _ = await evaluate(tmp_path, does_nothing, Others, eval_items=2, **settings)
     assert (result.summary.items, result.summary.rollouts, result.summary.exclusion.unscored) == (2, 2, {})
     assert len(recorded(tmp_path)) == 2
+    # From the first score on, its items are those of the evaluation.
+    with pytest.raises(OtherSettings, match="2 of its 2 are not among the 2 that the environment gives now"):
+        await guesses(tmp_path, eval_items=2)
 
 
 async def test_fewer_items_play_nothing_and_show_what_is_there(tmp_path: Path) -> None:
