@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -256,6 +257,25 @@ def test_kills_at_any_moment_lose_and_double_nothing(tmp_path: Path, kills: int)
     statistics = [json.loads((folder / "statistics.json").read_text()) for folder in (one, other)]
     for name in (*counts, "completion_tokens", "reasoning_statistics", "total_batches"):
         assert statistics[0][name] == statistics[1][name], name
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_run_says_so_by_its_exit_code(tmp_path: Path, number: signal.Signals) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"prompt {number}"} for number in range(200)])
+    asked = Event()
+
+    async def slowly(request: dict[str, Any]) -> Any:
+        asked.set()
+        await asyncio.sleep(0.2)
+        return thinks(request)
+
+    with served(slowly) as server:
+        child = start(["-m", "lachesis", "batch", *flags(source, tmp_path / "out", server.base_url)])
+        assert asked.wait(60)
+        child.send_signal(number)
+        output, _ = child.communicate(timeout=60)
+        assert child.returncode == 130, output
+        assert batch(flags(source, tmp_path / "out", server.base_url, "--max_samples", "9")) == 0
 
 
 def test_a_start_knows_what_is_done_in_another_order_with_more_rows_and_more_samples(tmp_path: Path) -> None:

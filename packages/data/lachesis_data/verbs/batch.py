@@ -12,10 +12,11 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from signal import Signals
 from typing import Any
 from urllib.parse import urlsplit
 
-from backends.errors import SettingsError
+from backends.errors import ExitCode, SettingsError
 from lachesis.cli.verb_parser import VerbParser, count
 from lachesis.runs.run_folder import name_problem
 from lachesis.settings.flags import close_names, truth
@@ -209,7 +210,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     )
     result = run(run_batch(env_cls(**arguments), settings))
     print_result(Console(emoji=False), result)
-    return int(result.failed)
+    return ExitCode.STOPPED if result.reason in Signals.__members__ else int(result.failed)
 
 
 def _as_flags(given: argparse.Namespace, prompts: bool, names: Sequence[str]) -> list[str]:
