@@ -22,7 +22,7 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 18_860,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
-    "lachesis": 18_610,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
+    "lachesis": 18_660,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
     "lachesis_client": 2_920,  # streams
     "lachesis_compat": 5_170,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_060,  # the plays and findings of the audit, chats, the agent
@@ -33,8 +33,8 @@ LIMITS = {
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_125,
     "lachesis_tokens": 13_545,  # credit by turn and in trees, the download of the embedded model
-    "lachesis_tools": 5_575,  # tools of the web and on request, MCP servers, images, the browser
-    "lachesis_train": 17_250,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
+    "lachesis_tools": 5_600,  # tools of the web and on request, MCP servers, images, the browser
+    "lachesis_train": 17_270,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
     "lachesis_view": 5_755,  # trees, items by samples, notes that stay with their rollouts, diffs, pages to send
     "tool_call_parsers": 12_000,
 }

@@ -22,7 +22,7 @@ from backends.errors import ExitCode, LachesisError, SettingsError
 from lachesis.runs import own_process
 from lachesis.runs.run_folder import name_problem
 from lachesis.settings.chosen import as_env_config, chosen_values
-from lachesis.settings.flags import YamlLoader, close_names, make_parser, truth
+from lachesis.settings.flags import YamlLoader, accepts, close_names, make_parser, truth
 from lachesis.settings.hooks import misspelt_hooks, require_hooks
 from lachesis.settings.server_settings import ServerConfig, as_server_configs, describe, is_local_model, needs_start
 from lachesis.settings.setting_facts import facts_of
@@ -332,6 +332,10 @@ def reject_unknown(prefix: str, given: Iterable[str], known: Iterable[str]) -> N
 
 def validate_settings(model: type[Model], values: Mapping[str, Any], namespace: str) -> Model:
     """The settings, checked. Raises SettingsError, which names the setting and the problem."""
+    for name in (name for name, value in values.items() if isinstance(value, bool) and name in model.model_fields):
+        kind = model.model_fields[name].annotation  # pydantic takes `yes` for 1
+        if not accepts(kind, bool) and (accepts(kind, int) or accepts(kind, float)):
+            raise SettingsError(f"{namespace}.{name}: must be a number (got {values[name]!r})")
     try:
         return model(**values)
     except ValidationError as error:
@@ -357,4 +361,7 @@ def _got(model: type[BaseModel], problem: ErrorDetails) -> str:
 def _message(problem: ErrorDetails) -> str:
     """What pydantic or a check of ours says, and how to write a list or a mapping where that is the problem."""
     example = {"list_type": "'[a, b]'", "dict_type": "'{name: value}'"}.get(problem["type"])
-    return problem["msg"].removeprefix("Value error, ") + (f", written as {example}" if example else "")
+    said = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return said.replace("greater than or equal to", "at least").replace("less than or equal to", "at most") + (
+        f", written as {example}" if example else ""
+    )

@@ -73,7 +73,8 @@ def server_of(config: ServerConfig, *, base_url: str | None = None, tool_call_pa
     try:
         return OpenAIServer(settings)
     except (LookupError, ValueError) as error:
-        where = f"tool_call_parser {tool_call_parser!r}: " if tool_call_parser else ""
+        of_parser = tool_call_parser and not str(error).startswith("openai.")
+        where = f"tool_call_parser {tool_call_parser!r}: " if of_parser else ""
         raise ServerConfigError(f"{where}{error}") from error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -44,7 +45,26 @@ SECTIONS = {"environment": "env", "environments": "env", "model": "openai", "ser
 
 
 class YamlLoader(yaml.SafeLoader):
-    """Rejects a key that a mapping has twice: the first value would be lost."""
+    """YAML 1.1 with the numbers of 1.2, which are those of JSON. Rejects a key that a mapping has twice: the first
+    value would be lost."""
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # such as a 30th of February
+            problem = f"{node.value!r} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
+
+    def construct_scalar(self, node: Any) -> Any:
+        text = super().construct_scalar(node)
+        # JSON writes some characters as two halves, of which YAML makes two characters.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+    def construct_yaml_int(self, node: Any) -> Any:
+        text = str(node.value)
+        if ":" in text:  # not 90 for 1:30
+            return text
+        return int(text) if text.lstrip("+-").isdigit() else super().construct_yaml_int(node)
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
@@ -54,6 +74,12 @@ class YamlLoader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
             known.add((key.tag, key.value))
         return node
+
+
+YamlLoader.add_constructor("tag:yaml.org,2002:int", YamlLoader.construct_yaml_int)
+YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 class Parser(argparse.ArgumentParser):

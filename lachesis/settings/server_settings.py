@@ -83,10 +83,10 @@ class ServerConfig(BaseModel):
         description="Further fields of extra_body that do not affect what is sampled; `serve` rejects fields that "
         "it does not know.",
     )
-    timeout: int = Field(default=1200, description="Time limit of one request in seconds.")
+    timeout: int = Field(default=1200, ge=1, description="Time limit of one request in seconds.")
     max_retries: int = Field(default=6, ge=0, description="Retries of a request that failed temporarily.")
-    num_max_requests_at_once: int = Field(default=512, description="Requests in flight.")
-    num_requests_for_eval: int = Field(default=64, description="Requests in flight for evaluation.")
+    num_max_requests_at_once: int = Field(default=512, ge=1, description="Requests in flight.")
+    num_requests_for_eval: int = Field(default=64, ge=1, description="Requests in flight for evaluation.")
     weight: float = Field(
         default=1.0, gt=0, description="Share of the requests, relative to the other servers' weights."
     )

@@ -77,7 +77,7 @@ def test_flags_win_over_the_file(read) -> None:
             "training: {base_model: m, num_steps: 1, mask_truncated_completions: true}\nenv: {tree_at: 'turns:2'}",
             "env.tree_at: rollouts would branch, and training.mask_truncated_completions .*: unset it",
         ),
-        ("training: {learning_rate: -1}", "training.learning_rate: .*greater than or equal to 0"),
+        ("training: {learning_rate: -1}", "training.learning_rate: .*at least 0"),
     ],
 )
 def test_a_mistake_is_named_with_what_was_meant(read, text: str, says: str) -> None:

@@ -85,10 +85,11 @@ class HttpClient(HttpSessionOwner):
                 f"openai.session_header {settings.session_header!r} cannot name the rollout: no header has this name, "
                 "or the client sets it itself; take the one that the router reads"
             )
-        if refused := [name for name in settings.headers if not name or not _SESSION_HEADER.fullmatch(name)]:
+        sent = {name for name, value in settings.headers.items() if name and value.isprintable()}
+        if refused := [name for name in settings.headers if name not in sent or not _SESSION_HEADER.fullmatch(name)]:
             raise ValueError(
-                f"openai.headers has {', '.join(map(repr, refused))}: no header has this name, or the client sets it "
-                "itself; leave it out (a key is openai.api_key)"
+                f"openai.headers has {', '.join(map(repr, refused))}: no header has this name or value, or the client "
+                "sets it itself; leave it out (a key is openai.api_key)"
             )
         self.outages = 0
         """Requests that found no server, and times without any: after one, another may be at the same address."""

@@ -27,6 +27,7 @@ from lachesis.runs.dataset_rows import DatasetError, NoSuchDataset, load_rows, r
 from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.runs.model_servers import server_of
 from lachesis.runs.run_folder import RunFolderError, WrongFolder
+from lachesis.settings.flags import YamlLoader
 from lachesis.settings.server_settings import Phase1CannotTrain, ServerConfigError
 from lachesis.settings.setting_facts import description_of, facts_of
 from lachesis.settings.settings import HermesAgentEnvConfig
@@ -110,10 +111,10 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("export nowhere --format openai --out x --options {min_rewrd:1}", 2, "min_rewrd"),
         ("export nowhere --format openai --out x --min-reward much", 2, "expected a number, got 'much'"),
         ("export nowhere --format openai --out x --min-reward nan", 2, "--min-reward nan: is not a number"),
-        ("process gsm8k -T inf", 2, "env.agent_temperature: Input should be a finite number"),
-        ("eval gsm8k -T inf", 2, "env.eval_temperature: Input should be a finite number"),
-        ("process gsm8k --env.trajectory_min_reward nan", 2, "env.trajectory_min_reward: Input should be a finite"),
-        ("process gsm8k --openai.price_per_million_input inf", 2, "Input should be a finite number"),
+        ("process gsm8k -T inf", 2, "env.agent_temperature: must be a finite number"),
+        ("eval gsm8k -T inf", 2, "env.eval_temperature: must be a finite number"),
+        ("process gsm8k --env.trajectory_min_reward nan", 2, "env.trajectory_min_reward: must be a finite"),
+        ("process gsm8k --openai.price_per_million_input inf", 2, "must be a finite number"),
         ("sandboxes list --backend dokcer", 2, "Did you mean 'docker'?"),
         ("sandboxes list --options {", 2, "--options is not YAML"),
         ("sandboxes attack --backend local --backend local", 2, "exactly one --backend"),
@@ -131,7 +132,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("nope", 2, "there is no verb 'nope'; choose from doctor, demo"),
         ("evall gsm8k", 2, "there is no verb 'evall'; did you mean eval?"),
         ("eval gsm8k -n two", 2, "argument -n: expected a whole number, got 'two'"),
-        ("eval gsm8k -n 0", 2, "error: -n: env.eval_items: Input should be greater than or equal to 1 (got 0)"),
+        ("eval gsm8k -n 0", 2, "error: -n: env.eval_items: must be at least 1 (got 0)"),
         ("process gsm8k -n 0", 2, "error: -n: env.total_steps: must be at least 1"),
         ("eval gsm8k --modle m", 2, "did you mean --model (name of the model"),
         ("eval gsm8k --sampels 3", 2, "did you mean -r (rollouts per item)?"),
@@ -141,6 +142,15 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("eval tsk.py", 2, "there is no file tsk.py; did you mean task.py?"),
         ("eval gsm8k --config misspelt.yaml", 2, "unknown setting misspelt.yaml: enviroment; did you mean env?"),
         ("eval gsm8k --config broken.yaml", 2, "broken.yaml is not YAML: while parsing a flow mapping\n  line 1"),
+        ("eval gsm8k --config dates.yaml", 2, "dates.yaml is not YAML: '2020-02-30' is no timestamp\n  line 1"),
+        ("eval gsm8k --env.eval_items yes", 2, "env.eval_items: must be a number (got True)"),
+        ("eval gsm8k --openai.timeout 0", 2, "openai.timeout: must be at least 1 (got 0)"),
+        ("eval gsm8k --openai.num_max_requests_at_once 0", 2, "num_max_requests_at_once: must be at least 1 (got 0)"),
+        (
+            "eval gsm8k -m m -b http://127.0.0.1:9/v1 --openai.session_header a/b",
+            2,
+            "error: openai.session_header 'a/b'",
+        ),
         ("train --env gsm9k", 2, "did you mean gsm8k?"),
         ("export nowhere --format harbo --out x", 2, "'harbor' writes a folder"),
     ],
@@ -161,6 +171,7 @@ def test_every_wrong_setting_ends_with_2_and_what_cannot_be_reached_with_1(
         Path("played", name).touch()
     Path("misspelt.yaml").write_text("enviroment: {group_size: 2}", encoding="utf-8")
     Path("broken.yaml").write_text("env: {a", encoding="utf-8")
+    Path("dates.yaml").write_text("env: {dataset_name: 2020-02-30}", encoding="utf-8")
     verb, *arguments = command.split()
     usual = ["--openai.model_name=reference", "--env.total_steps=1"]
     try:
@@ -691,3 +702,22 @@ def test_without_a_verb_the_command_lists_them_by_what_they_are_for(capsys: pyte
     printed = capsys.readouterr().err
     assert set(VERBS) <= set(printed.split())
     assert max(map(len, printed.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"min_p": 1e-3, "n": 2E+5, "x": -.5e1}', {"min_p": 1e-3, "n": 2e5, "x": -5.0}),
+        ('"\\ud83d\\ude00 \\ud83d"', "\U0001f600 \ud83d"),
+        ("[010, 0x10, 1_000, -0, 1:30]", [10, 16, 1000, 0, "1:30"]),
+        ("1e5x", "1e5x"),
+    ],
+)
+def test_values_are_read_as_json_writes_them(text: str, value: Any) -> None:
+    assert yaml.load(text, YamlLoader) == value
+
+
+@pytest.mark.parametrize("text", ["2024-13-45", "0x_", "!!int abc", "!!bool maybe", "!!timestamp abc", "a: !!float b"])
+def test_a_value_that_is_none_of_its_kind_is_an_error_with_its_place(text: str) -> None:
+    with pytest.raises(yaml.YAMLError, match=r"is no (timestamp|int|bool|float)(.|\n)*line 1, column"):
+        yaml.load(text, YamlLoader)

@@ -146,6 +146,14 @@ def test_a_session_header_that_cannot_name_a_rollout_is_refused(name):
         create_engine("vllm", ServerSettings("http://127.0.0.1:9/v1", "m", session_header=name))
 
 
+@pytest.mark.parametrize("headers", [{"a b": "x"}, {"": "x"}, {"X-A": "one\ntwo"}, {"Content-Type": "x"}])
+def test_a_header_that_cannot_be_sent_is_refused_by_name(headers):
+    with pytest.raises(
+        ValueError, match=rf"openai\.headers has '{next(iter(headers))}': no header has this name or value"
+    ):
+        create_engine("vllm", ServerSettings("http://127.0.0.1:9/v1", "m", headers=headers))
+
+
 @pytest.mark.parametrize("engine", ["vllm", "vllm-generate", "sglang", "atropos"])
 async def test_headers_of_the_settings_are_sent_with_every_request(engine):
     async with farm(1, engine, settings={"headers": {"X-Team": "blue"}}) as ([fake], server):
