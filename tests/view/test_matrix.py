@@ -18,6 +18,7 @@ from lachesis_view import app as viewer
 from lachesis_view.html import brief
 from lachesis_view.index import Index
 from lachesis_view.matrix import ITEMS, comparable, difference, matrix, passes
+from lachesis_view.pairs import paired
 
 REWARDS: dict[str, dict[str, list[float | None]]] = {
     "old": {"a": [0.0, 0.0], "b": [1.0, 1.0], "c": [0.5, 0.5], "gone": [1.0, 1.0]},
@@ -115,6 +116,20 @@ def test_what_changed_most_comes_first_beside_the_other_run(index: Index) -> Non
     change = difference(index, "new", "old")
     assert change is not None and (change.items, change.better, change.worse) == (3, 1, 1)
     assert change.mean == pytest.approx(-0.25 / 3) and difference(index, "new", "other") is None
+
+
+def test_a_difference_is_that_of_the_command_and_any_common_item_is_compared(tmp_path: Path) -> None:
+    """Also where the scores of an item are further out than their mean, and common items are not the first ones."""
+    first = {f"only-{number}": [1.0, 1.0] for number in range(30)}
+    common = {"a": [1.0, -1.0], "b": [1.0, 1.0], "c": [0.0, 1.0]}, {"a": [1.0, 1.0], "b": [1.0, -1.0], "c": [1.0, 1.0]}
+    written(tmp_path / "runs/old/samples.jsonl", {**common[0]})
+    written(tmp_path / "runs/new/samples.jsonl", {**first, **common[1]})
+    index = Index(tmp_path / "runs", tmp_path / "index.sqlite")
+    index.refresh()
+    assert comparable(index, "new", ["old"]) == ["old"] and comparable(index, "old", ["new"]) == ["new"]
+    expected = paired(list(common[0].values()), list(common[1].values()))
+    assert difference(index, "new", "old") == expected and expected.low < -0.5
+    index.close()
 
 
 def test_why_samples_fail_is_said_in_words(index: Index) -> None:

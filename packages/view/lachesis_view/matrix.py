@@ -121,24 +121,25 @@ def passes(index: Index, run: str) -> tuple[int, Mean] | None:
 def difference(index: Index, run: str, against: str) -> Difference | None:
     """The mean reward of a run minus that of another one over their common items; None where there is none."""
     found = index.ask(
-        f"SELECT mine.mean, theirs.mean FROM ({_MEANS}) AS mine JOIN ({_MEANS}) AS theirs ON theirs.item = mine.item "
+        "SELECT theirs.mean, mine.mean, min(theirs.low, mine.low), max(theirs.high, mine.high) "
+        f"FROM ({_MEANS}) AS mine JOIN ({_MEANS}) AS theirs ON theirs.item = mine.item "
         "WHERE mine.mean IS NOT NULL AND theirs.mean IS NOT NULL ORDER BY mine.first",
         *(run, against),
     )
-    return _paired(tuple((theirs, mine) for mine, theirs in found)) if found else None
+    return _paired(tuple(map(tuple, found))) if found else None
 
 
 @lru_cache(maxsize=8)
-def _paired(means: tuple[tuple[float, float], ...]) -> Difference:
+def _paired(items: tuple[tuple[float, float, float, float], ...]) -> Difference:
     """A page asks again each time that a run grows, and its test takes a second for 10,000 items."""
-    return paired([[one] for one, _ in means], [[other] for _, other in means])
+    ends = [end for _, _, low, high in items for end in (low, high)]
+    return paired([[one] for one, *_ in items], [[other] for _, other, *_ in items], others=ends)
 
 
 def comparable(index: Index, run: str, others: Sequence[str]) -> list[str]:
-    """Those of the runs that share items with one: of its first items, one at least."""
-    keys = [
-        row[0] for row in index.ask("SELECT DISTINCT item FROM rollouts WHERE run = ? ORDER BY number LIMIT 20", run)
-    ]
-    marks = ", ".join("?" * len(keys))
-    has = f"SELECT 1 FROM rollouts WHERE run = ? AND item IN ({marks}) LIMIT 1"
-    return [other for other in others if other != run and index.ask(has, other, *keys)]
+    """Those of the runs that share an item with one."""
+    has = (
+        "SELECT 1 FROM rollouts AS mine WHERE run = ? AND EXISTS "
+        "(SELECT 1 FROM rollouts WHERE run = ? AND item = mine.item) LIMIT 1"
+    )
+    return [other for other in others if other != run and index.ask(has, run, other)]

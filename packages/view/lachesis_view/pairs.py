@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lachesis.figures.intervals import Scores, mean_of, mean_of_values, score_range, shown, valid
@@ -51,8 +51,9 @@ class Difference:
         return f" (items that differ: {differ}; p cannot be below 0.05 with fewer than {FEWEST})" * (differ < FEWEST)
 
 
-def paired(a: Scores, b: Scores) -> Difference:
-    """The difference of two runs; `a[i]` and `b[i]` are the samples of one item.
+def paired(a: Scores, b: Scores, *, others: Iterable[float] = ()) -> Difference:
+    """The difference of two runs; `a[i]` and `b[i]` are the samples of one item, or their mean alone where `others` has
+    the lowest and the highest of them.
 
     The interval is that of `mean_of_values`, of the items' differences. p is that of a permutation test over the items,
     which changes the sign of each difference: exact with few differences, otherwise of random assignments that are
@@ -66,7 +67,7 @@ def paired(a: Scores, b: Scores) -> Difference:
         return Difference(math.nan, math.nan, math.nan, math.nan, 0, 0, 0)
     most = sys.float_info.max
     differences = [max(-most, min(most, mean_of(y) - mean_of(x))) for x, y in pairs]
-    low, high = score_range(score for pair in pairs for samples in pair for score in samples)
+    low, high = score_range([*others, *(score for pair in pairs for samples in pair for score in samples)])
     ends = min(most, high - low)
     found = mean_of_values(differences, -ends, ends, unseen=UNSEEN)
     better, worse = (sum(sign * value > 0 for value in differences) for sign in (1, -1))

@@ -90,7 +90,8 @@ def _drawn(drawn: Drawn) -> Iterator[str]:
     low, high = _axis(drawn)
 
     def at(value: float) -> int:
-        return round((value - low) / (high - low) * (COLUMNS - 1))
+        # Halved: the ends may be those of all floats.
+        return round((value / 2 - low / 2) / (high / 2 - low / 2) * (COLUMNS - 1))
 
     width = min(24, max(len(name) for name, _ in drawn))
     for name, each in drawn:
