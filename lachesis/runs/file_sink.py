@@ -310,7 +310,7 @@ class FileSink(Sink[PlayedGroup]):
         except OSError as error:
             reason = error.strerror or error
             raise RunFolderError(
-                f"cannot write {self.files.report}: {reason}; make room there and start again, which continues the run"
+                f"cannot write {self.files.report}: {reason}; mend that and start again, which continues the run"
             ) from error
 
 

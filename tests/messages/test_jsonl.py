@@ -296,6 +296,16 @@ def test_a_line_is_written_in_short_pieces_and_leaves_no_garbage():
         gc.enable()
 
 
+def test_a_file_that_is_deleted_while_it_is_written_takes_no_more_lines(tmp_path):
+    path = tmp_path / "out.jsonl"
+    with JsonlWriter(path) as writer:
+        writer.write({"a": 1})
+        path.unlink()
+        with pytest.raises(JsonlError, match=r"out\.jsonl: the file was deleted while it was written"):
+            writer.write({"a": 2})
+    assert not path.exists()
+
+
 def test_everything_json_can_say_comes_back(tmp_path):
     path = tmp_path / "out.jsonl"
     objects = [{"a": "é漢🙂\u2028\n"}, {"big": 10**30}, {"half": "\\\ud83d"}, [], {"nested": [[{"x": None}]]}]

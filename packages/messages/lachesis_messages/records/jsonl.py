@@ -98,7 +98,9 @@ class JsonlWriter:
             fd = self._open()
             with self._exclusive(fd):
                 self._move_torn_tail(fd)  # another writer may have crashed; costs two system calls
-                start = os.fstat(fd).st_size
+                start = (file := os.fstat(fd)).st_size
+                if not file.st_nlink:
+                    raise JsonlError(self.path, "the file was deleted while it was written; start again")
                 try:
                     _write_all(fd, line)
                     if self._fsync:
