@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -57,6 +58,8 @@ GROUPS = {
     },
 }
 VERBS = {verb: text for verbs in GROUPS.values() for verb, text in verbs.items()}
+ALIASES = {"evaluate": "eval"}
+"""Other names; an environment's own command has this one."""
 PACKAGES = {
     **dict.fromkeys(("audit", "chat", "check", "doctor", "images", "new", "sandboxes"), "lachesis-console"),
     **dict.fromkeys(("batch", "compress", "export", "trajectories"), "lachesis-data"),
@@ -79,6 +82,9 @@ REGISTRY: Registry[Callable[[Sequence[str]], int]] = Registry(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by whoever started it
+            setattr(sys, stream, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
     parser = argparse.ArgumentParser(prog="lachesis", usage="lachesis [-h] [--version] VERB ...")
     parser.format_help = _help  # type: ignore[method-assign]
     version = f"lachesis {importlib.metadata.version('lachesis-core')}"  # the umbrella may not be installed
@@ -87,7 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Each verb parses its arguments itself, so only its modules are imported.
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parsed = parser.parse_args(sys.argv[1:] if argv is None else argv)
-    if parsed.verb is None:
+    if parsed.verb == "help" and parsed.rest:
+        parsed.verb, *parsed.rest = *parsed.rest, "--help"
+    parsed.verb = ALIASES.get(parsed.verb, parsed.verb)
+    if parsed.verb in (None, "help"):
         parser.print_help(sys.stderr)
         return ExitCode.SETTINGS
     if parsed.verb not in VERBS and parsed.verb not in REGISTRY.names():

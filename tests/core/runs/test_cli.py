@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -151,6 +152,8 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
             2,
             "error: openai.session_header 'a/b'",
         ),
+        ("evaluate gsm9k -m reference", 2, "did you mean gsm8k?"),
+        ("tasks verify unread", 2, "unread/task.toml: it is not TOML"),
         ("train --env gsm9k", 2, "did you mean gsm8k?"),
         ("export nowhere --format harbo --out x", 2, "'harbor' writes a folder"),
     ],
@@ -171,6 +174,8 @@ def test_every_wrong_setting_ends_with_2_and_what_cannot_be_reached_with_1(
         Path("played", name).touch()
     Path("misspelt.yaml").write_text("enviroment: {group_size: 2}", encoding="utf-8")
     Path("broken.yaml").write_text("env: {a", encoding="utf-8")
+    Path("unread").mkdir()
+    Path("unread", "task.toml").write_text("[", encoding="utf-8")
     Path("dates.yaml").write_text("env: {dataset_name: 2020-02-30}", encoding="utf-8")
     verb, *arguments = command.split()
     usual = ["--openai.model_name=reference", "--env.total_steps=1"]
@@ -721,3 +726,18 @@ def test_values_are_read_as_json_writes_them(text: str, value: Any) -> None:
 def test_a_value_that_is_none_of_its_kind_is_an_error_with_its_place(text: str) -> None:
     with pytest.raises(yaml.YAMLError, match=r"is no (timestamp|int|bool|float)(.|\n)*line 1, column"):
         yaml.load(text, YamlLoader)
+
+
+def test_help_of_a_verb_has_two_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for arguments in (["export", "--help"], ["help", "export"]):
+        with pytest.raises(SystemExit):
+            lachesis(arguments)
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] and "lachesis export" in shown[0]
+
+
+def test_a_command_runs_without_the_streams_that_its_parent_closed(tmp_path: Path) -> None:
+    run = [sys.executable, "-m", "lachesis", "eval", "tool_result", "-n", "1", "-m", "reference", "-o", str(tmp_path)]
+    assert subprocess.run(f"exec {shlex.join(run)} >&- 2>&-", shell=True, check=False, cwd=ROOT).returncode == 0
+    assert (tmp_path / "samples.jsonl").stat().st_size

@@ -32,7 +32,7 @@ from lachesis.cli.subcommands import add_backend, backend_of, check
 from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs.own_process import run
 from lachesis.runs.progress import Progress, Standing
-from lachesis_envs.task_folders import Task, find_tasks, read_task
+from lachesis_envs.task_folders import Task, TaskError, find_tasks, read_task
 from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 
 if TYPE_CHECKING:
@@ -64,7 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object a task instead of a table")
     arguments = parser.parse_args(argv)
     folders = [folder for path in arguments.paths for folder in find_tasks(path)]
-    tasks = [read_task(folder, variables=arguments.variable) for folder in folders]
+    try:
+        tasks = [read_task(folder, variables=arguments.variable) for folder in folders]
+    except TaskError as error:  # not 1: nothing was played that could be unsound
+        print(f"error: {error}", file=sys.stderr)
+        return ExitCode.SETTINGS
     file = arguments.output / "trials.jsonl"
     try:
         return run(_verify(tasks, arguments, file))
