@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
     from lachesis_tools.builtin import BUILTIN_TOOLS
     from lachesis_tools.dispatch import ToolResult
-    from lachesis_tools.tool_registry import Tool, ToolRegistry, tool
+    from lachesis_tools.tool_registry import Tool, ToolFailure, ToolRegistry, tool
     from lachesis_tools.tool_session import ToolSession
 else:
     __getattr__ = lazy_names(
@@ -54,7 +54,7 @@ else:
             "lachesis.runs.reference_policy": ["Policy"],
             "lachesis_tools.builtin": ["BUILTIN_TOOLS"],
             "lachesis_tools.dispatch": ["ToolResult"],
-            "lachesis_tools.tool_registry": ["Tool", "ToolRegistry", "tool"],
+            "lachesis_tools.tool_registry": ["Tool", "ToolFailure", "ToolRegistry", "tool"],
             "lachesis_tools.tool_session": ["ToolSession"],
             "lachesis_messages.history": ["MessageHistory"],
             "lachesis_messages.messages": ["Message", "ToolCall"],
@@ -79,6 +79,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "ToolContext",
+    "ToolFailure",
     "ToolRegistry",
     "ToolResult",
     "ToolSession",

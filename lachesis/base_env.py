@@ -311,7 +311,11 @@ class HermesAgentBaseEnv(AtroposBase):
 
     def initial_messages(self, item: Any) -> list[dict[str, Any]]:
         """The messages with which a rollout of `item` starts."""
-        messages = [{"role": "user", "content": self.format_prompt(item)}]
+        prompt = self.format_prompt(item)
+        if not isinstance(prompt, str | list | tuple):
+            kind = type(prompt).__name__
+            raise TypeError(f"{type(self).__name__}.format_prompt returned a {kind}; return text, or a list of parts")
+        messages = [{"role": "user", "content": prompt}]
         if self.config.system_prompt:
             messages.insert(0, {"role": "system", "content": self.config.system_prompt})
         return messages

@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parsed = parser.parse_args(sys.argv[1:] if argv is None else argv)
     if parsed.verb == "help" and parsed.rest:
-        parsed.verb, *parsed.rest = *parsed.rest, "--help"
+        parsed.verb, parsed.rest = parsed.rest[0], [*parsed.rest[1:], "--help"]
     parsed.verb = ALIASES.get(parsed.verb, parsed.verb)
     if parsed.verb in (None, "help"):
         parser.print_help(sys.stderr)

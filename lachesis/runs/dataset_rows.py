@@ -43,7 +43,8 @@ def read_jsonl(path: Path, required: tuple[str, ...] = ()) -> list[dict[str, Any
                     raise DatasetError(f"{path}, line {number}: expected an object, found {type(row).__name__}")
                 missing = [field for field in required if field not in row]
                 if missing:
-                    raise DatasetError(f"{path}, line {number}: the field {', '.join(map(repr, missing))} is missing")
+                    listed, there = (", ".join(map(repr, names)) for names in (missing, row))
+                    raise DatasetError(f"{path}, line {number}: it has no {listed}; it has {there or 'no field'}")
                 rows.append(row)
     except JsonlError as error:
         raise DatasetError(str(error)) from error
@@ -66,7 +67,7 @@ def _rows(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
 
 
 def load_rows(
-    name: str, split: str, *, config: str | None = None, required: tuple[str, ...] = ()
+    name: str, split: str = "train", *, config: str | None = None, required: tuple[str, ...] = ()
 ) -> list[dict[str, Any]]:
     """Rows of a dataset: a JSON Lines file, a folder with `SPLIT.jsonl`, or a name on the hub.
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, Unpack
 
 import orjson
 
+from backends.errors import SettingsError
 from lachesis.settings.server_settings import REFERENCE, ServerConfig, ServerConfigError
 from lachesis.tracebacks import explained
 from lachesis_client.chat_options import AnswerTimes, ChatOptions, Split, check_arguments
@@ -121,6 +122,8 @@ class ReferencePolicy(MessageServer):
         except Exception as error:
             if deadline.expired():
                 raise ServerUnavailable(MODEL_NAME, f"no answer within {self.config.timeout:g} s", 1) from None
+            if isinstance(error, SettingsError):  # a policy says that it cannot know: nothing is wrong with its code
+                raise RequestRejected(MODEL_NAME, 400, str(error), "name a model (-m)") from None
             if (trace := explained(error)) not in self._shown:
                 self._shown.add(trace)
                 log.error("exception in the policy: %s", trace)

@@ -124,7 +124,8 @@ class RunResult:
         yield from summary.exclusion.rows()
         yield "outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none"
         yield "turns", f"{summary.turns:.2f} per rollout"
-        failed = f", {summary.tool_errors:.2f} of them failed" if summary.failed_calls else ""
+        calls = round(summary.tool_calls * summary.rollouts)
+        failed = f"; {summary.failed_calls} of {calls} failed" if summary.failed_calls else ""
         yield "tool calls", f"{summary.tool_calls:.2f} per rollout{failed}"
         for line in summary.tool_failures.lines():
             yield "failed calls", line

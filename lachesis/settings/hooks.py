@@ -65,7 +65,7 @@ def require_hooks(env_cls: Any) -> None:
         if likeness < NEAR and callable(getattr(sys.modules.get(env_cls.__module__), hook, None)):
             said += f": the function {hook} of {env_cls.__module__} is outside of the class; indent it"
         elif likeness >= NEAR_MISSING:
-            said += f"; did you mean it by {near}? Rename it"
+            said = f"{env_cls.__name__} has {near}, and needs {hook}{CALLED[hook]}: rename it"
         elif hook == "compute_reward":
             said += "; write it, or methods with @reward, or compute_group_reward"
         else:

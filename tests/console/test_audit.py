@@ -63,6 +63,32 @@ def audited(tmp_path: Path, *changes: tuple[str, str], text: str = SOUND) -> tup
     return code, {each["code"]: each["severity"] for each in found["findings"]}
 
 
+def test_the_answer_of_another_question_may_be_right(tmp_path: Path) -> None:
+    """Two items with one answer, which a reference policy finds in two ways."""
+    reference = """        ARGUMENTS = ("{}", '{"todos": []}')
+
+        def policy(messages, tools):
+            word = messages[1]["content"].split()[1]
+            if len(messages) > 2:
+                return Message("assistant", word[0])
+            return Message("assistant", tool_calls=(ToolCall("a", "todo", ARGUMENTS[word == "pear"]),))
+        return policy
+"""
+    _, found = audited(
+        tmp_path,
+        (FOUR, 'WORDS = ["pear", "plum", "fig", "lime"]'),
+        (PROMPT, 'return f"Spell {item} by its first letter."'),
+        ("toolsets = ()", 'toolsets = ("todo",)\n    system_prompt = "Write down what you do."'),
+        (RIGHT, "return float(said.strip() == item[0])"),
+        (
+            '        return lambda messages, tools: Message("assistant", messages[-1]["content"].split()[1][::-1])\n',
+            reference,
+        ),
+        ("import HermesAgentBaseEnv, Message", "import HermesAgentBaseEnv, Message, ToolCall"),
+    )
+    assert "wrong-answer-passes" not in found, found
+
+
 def test_a_sound_environment_has_no_findings(tmp_path: Path) -> None:
     code, found = audited(tmp_path)
     assert code == 0 and not {"error", "warning"} & {*found.values()}, found

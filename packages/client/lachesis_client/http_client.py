@@ -8,6 +8,7 @@ completion. A rejection is final. A cancelled call closes its connection, and so
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from base64 import b64encode
@@ -323,7 +324,7 @@ class HttpClient(HttpSessionOwner):
             raise BadResponse(self.base_url, f"{url!r} is not a URL") from error
         except (aiohttp.ClientError, OSError) as error:
             self.outages += 1
-            raise Failed(f"{type(error).__name__}: {error}") from error
+            raise Failed(_unsent(error)) from error
         finally:
             self._in_flight -= 1
             self._answered_at = time.monotonic()
@@ -388,3 +389,12 @@ class HttpClient(HttpSessionOwner):
             headers=headers,
             cookie_jar=aiohttp.DummyCookieJar(),  # a real one searches for cookies at every request
         )
+
+
+def _unsent(error: Exception) -> str:
+    """Why a request has no answer: aiohttp calls plain HTTP `ssl:default`, and has the system's word in brackets."""
+    system = getattr(error, "os_error", None)
+    if not isinstance(system, OSError):
+        return f"{type(error).__name__}: {error}"
+    said = os.strerror(system.errno) if (system.errno or 0) > 0 else system.strerror
+    return f"cannot connect: {said or system}"

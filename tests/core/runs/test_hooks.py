@@ -50,13 +50,13 @@ async def says(self: Any, *arguments: Any) -> float:
 @pytest.mark.parametrize(
     ("hook", "spelt", "said"),
     [
-        ("compute_reward", "compute_rewards", "did you mean it by compute_rewards? Rename it"),
-        ("compute_reward", "computeReward", "did you mean it by computeReward?"),
+        ("compute_reward", "compute_rewards", "has compute_rewards, and needs compute_reward("),
+        ("compute_reward", "computeReward", "has computeReward, and needs "),
         ("compute_reward", "grade", "write it, or methods with @reward"),
-        ("get_next_item", "get_item", "did you mean it by get_item?"),
+        ("get_next_item", "get_item", "has get_item, and needs "),
         ("get_next_item", "load", "Own has no method get_next_item(self); write it"),
         ("format_prompt", "prompt_format", "Own has no method format_prompt(self, item)"),
-        ("format_prompt", "formatprompt", "did you mean it by formatprompt?"),
+        ("format_prompt", "formatprompt", "has formatprompt, and needs "),
     ],
 )
 def test_a_missing_hook_ends_the_command_with_what_was_meant(
@@ -67,7 +67,7 @@ def test_a_missing_hook_ends_the_command_with_what_was_meant(
         assert main(cls, [command]) == 2
         shown = capsys.readouterr().err
         assert said in shown and "Traceback" not in shown and "bug in Lachesis" not in shown
-    with pytest.raises(SettingsError, match="has no method"):
+    with pytest.raises(SettingsError, match=hook):
         asyncio.run(check_environment(cls))
 
 
@@ -87,7 +87,7 @@ def test_a_hook_that_was_written_outside_of_the_class_is_named() -> None:
 def test_all_missing_hooks_are_named_at_once() -> None:
     with pytest.raises(SettingsError) as raised:
         require_hooks(without("get_next_item", "compute_reward", next_item=says, compute_rewards=says))
-    assert "by next_item" in str(raised.value) and "by compute_rewards" in str(raised.value)
+    assert "has next_item," in str(raised.value) and "has compute_rewards," in str(raised.value)
 
 
 @pytest.mark.parametrize(

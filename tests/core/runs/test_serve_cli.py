@@ -417,7 +417,7 @@ async def test_a_model_server_that_is_away_costs_time_and_no_item(
             result = await run
         await until(lambda: len(trainer.groups) >= items)
     assert result.refused == {}
-    assert "ClientConnectorError" in (tmp_path / "console.txt").read_text(), "the reason is shown"
+    assert "cannot connect: Connection refused" in (tmp_path / "console.txt").read_text(), "the reason is shown"
     check_arrived(trainer, finished(tmp_path))
 
 

@@ -22,7 +22,7 @@ from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
 
 Record = dict[str, Any]
 NO_SAMPLES = (
-    "contains no samples: only completions with token ids have any, of a model that runs here, or of a server with "
+    "has no token ids: a model that runs here records them (-m embedded, a GGUF file), and a server with "
     "--openai.server_type vllm or sglang"
 )
 START = TokenPrefix([1, 2, 3])
@@ -463,9 +463,9 @@ def test_a_file_without_samples_is_an_error() -> None:
     """A run over chat completions (Phase 1) names the tokens that its rollouts sampled, and holds none of them."""
     without = [group(samples=[], number=at) for at in range(3)]
     (problem,) = verify_records(without).problems
-    assert problem.reason.startswith("contains no samples: ")
+    assert problem.reason.startswith("has no token ids: ")
     assert verify_records(without).lost == 12
-    assert reasons({"samples": [], "undelivered": {"r": 5}})[0][1].startswith("contains no samples")
+    assert reasons({"samples": [], "undelivered": {"r": 5}})[0][1].startswith("has no token ids")
 
 
 def test_a_group_from_which_samples_were_removed_is_noticed() -> None:
@@ -582,7 +582,7 @@ def test_the_command_names_file_line_rollout_and_reason(tmp_path: Path, capsys: 
     assert f"{bad}, line 5: not JSON" in printed
     assert "torn or half written" in printed
     assert f"{missing}: the file cannot be read: No such file or directory" in printed
-    assert f"{empty}: contains no samples" in printed
+    assert f"{empty}: has no token ids" in printed
     assert printed.startswith(f"ok    {good}: 1 sample of 1 rollout, 0 rejected")
     assert printed.count("WRONG") == 2, "an empty file is not wrong"
     assert f"none  {empty}: there is nothing to verify" in printed

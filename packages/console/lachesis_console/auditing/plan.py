@@ -190,8 +190,9 @@ class AuditPlan:
         }
         texts = {item: play.turns[-1]["text"] for item, play in solved.items()}
         for item in range(count):
-            others = [each for each in range(item + 1, item + count) if each % count in solved]
-            for other in (each % count for each in others):
+            others = [each % count for each in range(item + 1, item + count) if each % count in solved]
+            # Two questions may have one answer: those with other words come first, where the words are the answer.
+            for other in sorted(others, key=lambda other: texts[other] == texts.get(item)):
                 if solved[other].turns != solved[item].turns if item in solved else False:
                     await self._play(item, "another item's solution", policies.replay(solved[other].turns))
                     break

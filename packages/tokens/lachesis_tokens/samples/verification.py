@@ -533,7 +533,7 @@ def _cut(value: Any) -> str:
 
 
 NO_SAMPLES: Final = (
-    "contains no samples: only completions with token ids have any, of a model that runs here, or of a server with "
+    "has no token ids: a model that runs here records them (-m embedded, a GGUF file), and a server with "
     "--openai.server_type vllm or sglang"
 )
 """The only problem of a file that is `empty`."""
