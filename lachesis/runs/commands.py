@@ -193,7 +193,7 @@ def _choose_temperature(env: Environment) -> None:
         line = f"note: {said}, at which they are mostly identical; --env.eval_temperature sets it"
         env.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     elif not chosen:
-        line = f"{said}, that of env.agent_temperature; --env.eval_temperature sets it"
+        line = f"{said} (env.agent_temperature; --env.eval_temperature sets it)"
         env.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

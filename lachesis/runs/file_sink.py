@@ -309,9 +309,10 @@ class FileSink(Sink[PlayedGroup]):
             return write_report(self.files.report, title=f"{self.environment}: {self.model}", groups=groups)
         except OSError as error:
             reason = error.strerror or error
-            raise RunFolderError(
-                f"cannot write {self.files.report}: {reason}; mend that and start again, which continues the run"
-            ) from error
+            step = "make room there and start again, which continues the run"
+            if isinstance(error, FileNotFoundError):
+                step = "its folder was removed in the meantime"
+            raise RunFolderError(f"cannot write {self.files.report}: {reason}; {step}") from error
 
 
 def unscored_groups(failures: Path, done: Container[str]) -> dict[str, dict[str, Any]]:

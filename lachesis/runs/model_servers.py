@@ -40,7 +40,7 @@ def settings_of(config: ServerConfig, *, base_url: str | None, tool_call_parser:
         near = close_names(config.model_name, (EMBEDDED, REFERENCE))
         raise ServerConfigError(
             f"model {config.model_name!r} has no server: {f'did you mean {near[0]}? Else ' if near else ''}set "
-            f"--openai.base_url http://HOST:PORT/v1, or --openai.model_name {EMBEDDED} for the small model of "
+            f"--openai.base_url http://HOST:PORT/v1 (-b), or -m {EMBEDDED} for the small model of "
             f"`lachesis demo`, or {REFERENCE} for the environment's reference policy"
         )
     local = is_local_model(config)

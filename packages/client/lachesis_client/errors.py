@@ -73,7 +73,7 @@ class Unauthorized(RequestRejected):
 
     def __init__(self, server: str, status: int, body: str, *, has_key: bool) -> None:
         key = "the api_key that is set for this server was sent" if has_key else "no api_key is set for this server"
-        super().__init__(server, status, body, f"{key}: set api_key to one that this server accepts")
+        super().__init__(server, status, body, f"{key}: set --openai.api_key to one that this server accepts")
 
 
 class ContextExhausted(RequestRejected):
@@ -116,7 +116,7 @@ class NothingThere(RequestRejected):
             more = f" and {len(asked.listed) - 8} others" if len(asked.listed) > 8 else ""
             names = f"the server lists {', '.join(asked.listed[:8])}{more}"
             if not asked.is_listed and "model" in body.lower():
-                step = f"{names}: set --openai.model_name to one of these (now {asked.model!r})"
+                step = f"{names}: set --openai.model_name (-m) to one of these (now {asked.model!r})"
             else:
                 known = f"{names}, so model_name is right" if asked.is_listed else f"{step}; {names}"
                 route = f"has no route {urlsplit(asked.url).path}"

@@ -393,7 +393,7 @@ def test_a_wrong_key_is_found_before_anything_is_played(tmp_path: Path, capsys: 
         assert cli.main(Tuned, arguments) == 2
     message = capsys.readouterr().err
     assert "401" in message
-    assert "set api_key to one that this server accepts" in message
+    assert "set --openai.api_key to one that this server accepts" in message
     assert "sk-secret" not in message
 
 
@@ -470,7 +470,7 @@ def test_a_broken_line_of_a_dataset_is_named_by_its_number(tmp_path: Path, capsy
 def test_a_dataset_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "1+1?"}\n')
-    with pytest.raises(DatasetError, match="line 1: the field 'answer' is missing"):
+    with pytest.raises(DatasetError, match="line 1: it has no 'answer'; it has 'question'"):
         read_jsonl(path, ("question", "answer"))
     path.write_text("[1]\n")
     with pytest.raises(DatasetError, match="line 1: expected an object, found int"):

@@ -62,7 +62,7 @@ def test_a_name_that_the_server_rejects_is_answered_with_those_that_it_lists(
         named = ["--openai.base_url", server.base_url, "--openai.model_name", "gpt"]
         assert cli.main(SortWords, flags(tmp_path, *named)) == 2
     said = capsys.readouterr().err
-    assert "the server lists scripted: set --openai.model_name to one of these (now 'gpt')" in said
+    assert "the server lists scripted: set --openai.model_name (-m) to one of these (now 'gpt')" in said
     assert "start again" not in said
 
 

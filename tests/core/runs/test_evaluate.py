@@ -324,8 +324,8 @@ async def test_the_figures_are_shown_while_it_plays(tmp_path: Path) -> None:
     ("settings", "temperature", "said"),
     [
         ({}, 0.0, ""),
-        ({"eval_samples": 2}, 1.0, "2 samples of each item, at temperature 1, that of env.agent_temperature"),
-        ({"eval_samples": 2, "agent_temperature": 0.5}, 0.5, "at temperature 0.5, that of env.agent_temperature"),
+        ({"eval_samples": 2}, 1.0, "2 samples of each item, at temperature 1 (env.agent_temperature;"),
+        ({"eval_samples": 2, "agent_temperature": 0.5}, 0.5, "at temperature 0.5 (env.agent_temperature;"),
         ({"eval_samples": 2, "eval_temperature": 0.7}, 0.7, ""),
         ({"eval_samples": 2, "eval_temperature": 0.0}, 0.0, "at temperature 0, at which they are mostly identical"),
     ],
