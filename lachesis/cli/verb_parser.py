@@ -45,6 +45,9 @@ class VerbParser(argparse.ArgumentParser):
         else:
             unknown = next(iter(re.findall(r"unrecognized arguments: (-[^\s=]*)", message)), "")
         near = get_close_matches(unknown, known, n=1) if unknown else []
+        verbs = [*next((each.choices for each in self._actions if isinstance(each, argparse._SubParsersAction)), ())]
+        if "arguments are required" in message and verbs:
+            message = f"name one of {', '.join(verbs)}"
         super().error(f"{message}; did you mean {near[0]}?" if near else message)
 
     def _synopsis(self) -> str:

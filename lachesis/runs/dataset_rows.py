@@ -44,7 +44,7 @@ def read_jsonl(path: Path, required: tuple[str, ...] = ()) -> list[dict[str, Any
                 missing = [field for field in required if field not in row]
                 if missing:
                     listed, there = (", ".join(map(repr, names)) for names in (missing, row))
-                    raise DatasetError(f"{path}, line {number}: it has no {listed}; it has {there or 'no field'}")
+                    raise DatasetError(f"{path}, line {number}: it lacks {listed}; it has {there or 'no field'}")
                 rows.append(row)
     except JsonlError as error:
         raise DatasetError(str(error)) from error

@@ -51,7 +51,7 @@ def test_figures_of_a_file(file: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert run("stats", file) == 0
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert {"answers 5", "answers with reasoning 2", "tool calls terminal 1, web_search 1"} <= set(shown)
-    assert "reward mean 0.75, median 0.5, 90 % 1, most 1" in shown
+    assert "reward mean 0.75, median 0.5, 90th percentile 1, maximum 1" in shown
 
 
 def test_the_prompt_is_all_that_comes_before_the_first_answer(tmp_path: Path) -> None:

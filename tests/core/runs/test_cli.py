@@ -470,7 +470,7 @@ def test_a_broken_line_of_a_dataset_is_named_by_its_number(tmp_path: Path, capsy
 def test_a_dataset_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "1+1?"}\n')
-    with pytest.raises(DatasetError, match="line 1: it has no 'answer'; it has 'question'"):
+    with pytest.raises(DatasetError, match="line 1: it lacks 'answer'; it has 'question'"):
         read_jsonl(path, ("question", "answer"))
     path.write_text("[1]\n")
     with pytest.raises(DatasetError, match="line 1: expected an object, found int"):

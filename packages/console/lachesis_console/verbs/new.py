@@ -17,6 +17,7 @@ KINDS = {
     "terminal": "works on files with a terminal",
     "python": "computes with Python, and answers",
     "tool": "calls a tool that you write, and answers",
+    "questions": "answers the questions of a JSON Lines file",
     "judge": "answers, and a second model judges",
     "swe": "corrects code, judged by hidden tests",
 }

@@ -107,14 +107,15 @@ def _print_figures(figures: Mapping[str, Any]) -> None:
     for name, value in figures.items():
         if value and name in SPREADS:
             numbers = {key: f"{each:.4g}" if abs(each) < 1000 else f"{each:.0f}" for key, each in value.items()}
-            text = "mean {mean}, median {p50}, 90 % {p90}, most {max}".format(**numbers)
+            text = "mean {mean}, median {p50}, 90th percentile {p90}, maximum {max}".format(**numbers)
         elif isinstance(value, dict):
             shown = [f"{printable(key)} {times}" for key, times in list(value.items())[:12]]
             text = ", ".join(shown + [f"{len(value) - 12} more"] * (len(value) > 12))
         else:
             text = "" if value is None else str(value)
         if text:
-            table.add_row(name.replace("_", " "), text)
+            # A turn of a run is one of the model's; here each message is one.
+            table.add_row(name.replace("_", " ").replace("turns", "messages", name.startswith("turns")), text)
     Console(emoji=False, soft_wrap=True, markup=False, highlight=False).print(table)
 
 

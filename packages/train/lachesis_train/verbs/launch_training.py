@@ -125,11 +125,12 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool
     if of_env.tree_at and of_training.mask_truncated_completions:
         raise SettingsError(f"env.tree_at: rollouts would branch, and {TREES_MASKED}")
     model = of_training.base_model or server.get("model_name")
-    if not model:
-        raise SettingsError("no model to train: set --training.base_model, or openai.model_name")
+    missing = [] if model else ["no model to train: set --training.base_model, or openai.model_name"]
     steps = of_training.num_steps or (of_env.total_steps if of_env.total_steps > 0 else None)
     if steps is None and not of_files:
-        raise SettingsError("the number of steps is unknown: set --training.num_steps")
+        missing.append("the number of steps is unknown: set --training.num_steps")
+    if missing:
+        raise SettingsError("; ".join(missing))
     if of_env.sequences % of_env.group_size:
         raise SettingsError(
             f"env.batch_size {of_env.sequences} is not a multiple of env.group_size {of_env.group_size}: a batch holds "
