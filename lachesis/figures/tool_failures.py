@@ -16,6 +16,7 @@ MOST_KINDS = 200
 """Reasons of a tool that are told apart; a model can make up any number of them."""
 MOST_REASONS = 3
 _LENGTH = 120
+_COMPARED = 40
 _Kind = tuple[str, ...]
 """The parts of an error that do not differ."""
 
@@ -76,14 +77,14 @@ class ToolFailures:
         """Each tool that failed: its name, its failures, its calls, and the reasons with counts; the most first."""
         for tool, calls, failed, reasons in sorted(self.to_rows(), key=lambda row: -row[2]):
             if failed:
-                yield tool, failed, calls, sorted(reasons, key=lambda reason: -reason[1])
+                yield tool, failed, calls, sorted(_merged(reasons), key=lambda reason: -reason[1])
 
     def lines(self) -> Iterator[str]:
         """A line for each tool that failed, with its most frequent reasons."""
         for tool, failed, calls, reasons in self:
             said = [f"{count} x {why}" for why, count in reasons[:MOST_REASONS]]
             left = sum(count for _, count in reasons[MOST_REASONS:])
-            more = [f"{left} x something else"] if left else []
+            more = [f"{left} x other reasons"] if left else []
             yield f"{tool} {failed} of {calls}: {'; '.join([*said, *more])}".removesuffix(": ")
 
 
@@ -91,3 +92,21 @@ def shortened(error: str) -> str:
     """An error in one short line that any terminal takes."""
     text = " ".join("".join(char if char.isprintable() else " " for char in error[: 4 * _LENGTH]).split())
     return text if len(text) <= _LENGTH else text[: _LENGTH - 1] + "…"
+
+
+def _merged(reasons: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The same with "…" for a word in which `MOST_REASONS` of them or more differ, and in nothing else: the name of
+    what a model asked for need not be in quotes."""
+    left = [(said.split(), count) for said, count in reasons]
+    while True:
+        differ: Counter[tuple[Any, ...]] = Counter()
+        for words, _ in left[:_COMPARED]:
+            differ.update((at, *words[:at], "…", *words[at + 1 :]) for at, word in enumerate(words) if word != "…")
+        (_, *words), most = max(differ.items(), key=lambda each: each[1], default=((0,), 0))
+        if most < MOST_REASONS or len(words) < 4:
+            return [(" ".join(words), count) for words, count in left]
+        kinds: dict[bool, list[tuple[list[str], int]]] = {True: [], False: []}
+        for said, count in left:
+            same = len(said) == len(words) and all(one in ("…", other) for one, other in zip(words, said, strict=True))
+            kinds[same].append((said, count))
+        left = [(words, sum(count for _, count in kinds[True])), *kinds[False]]

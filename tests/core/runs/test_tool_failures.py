@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,18 @@ def test_what_differs_among_failures_of_one_reason_is_left_out() -> None:
         failures.add({"run": {"count": 1, "failure": 1}}, [("run", f"{name!r} is no {'name' * 2}, line 7")])
     (line,) = failures.lines()
     assert line == "run 4 of 4: 2 x no such file: …; 2 x … is no namename, line 7"
+
+
+def test_names_without_quotes_are_one_reason_where_many_differ_in_them() -> None:
+    failures = ToolFailures()
+    for start, end in itertools.permutations(["Ulm", "Aalen", "Bonn", "Kiel"], 2):
+        failures.add({"line": {"count": 2, "failure": 1}}, [("line", f"no line from {start} to {end} today")])
+    for what in ("file", "folder"):
+        failures.add({"read": {"count": 1, "failure": 1}}, [("read", f"no such {what}: x")])
+    assert [*failures.lines()] == [
+        "line 12 of 24: 12 x no line from … to … today",
+        "read 2 of 2: 1 x no such file: x; 1 x no such folder: x",
+    ]
 
 
 def test_a_model_that_makes_up_errors_fills_no_memory() -> None:
