@@ -153,7 +153,8 @@ async def test_a_server_that_does_not_read_is_late() -> None:
 @pytest.mark.parametrize("servers", [{"a__b": {"command": "x"}}, {"a": {"args": []}}, [1]])
 async def test_servers_that_cannot_be_used_are_named_at_the_start(tmp_path: Path, servers: Any) -> None:
     (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": servers}))
-    (tmp_path / "tasks.jsonl").write_text('{"prompt": "", "answer": ""}')
+    line = '{"prompt": "two\u2028lines", "answer": "a\x85b"}'  # where Python's splitlines would cut
+    (tmp_path / "tasks.jsonl").write_text(line, encoding="utf-8")
     env_cls = environment_class(f"mcp:{tmp_path}/tasks.jsonl?servers={tmp_path}/servers.json")
     with pytest.raises(SettingsError, match=r"servers\.json"):
         await process(env_cls, tmp_path, [], enabled_toolsets=[])

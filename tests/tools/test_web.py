@@ -161,6 +161,26 @@ async def test_searxng_is_asked_for_json_and_its_pages_are_opened(tmp_path: Path
     assert "cannot be opened" in await said(provider, "web_extract", urls=[url]), "the model has chosen this server"
 
 
+async def test_pages_are_read_in_the_charset_that_their_server_names_and_however_they_begin() -> None:
+    said_in = {"koi8-r": "Насос поднимает воду.", "latin-1": "Die Pumpe läuft über.", "nobody-knows": "A pump."}
+
+    def page(kind: str, charset: str, text: str) -> Any:
+        data = text.encode("ascii" if charset == "nobody-knows" else charset)
+
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(body=data, headers={"Content-Type": f"{kind}; charset={charset}"})
+
+        return answer
+
+    pages = {f"text{at}": page("text/plain", *each) for at, each in enumerate(said_in.items())}
+    pages |= {f"html{at}": page("text/html", name, f"<p>{text}</p>") for at, (name, text) in enumerate(said_in.items())}
+    async with served(**pages) as url:
+        provider = SearXNG(f"{url}/", private_pages=True)
+        for kind in ("text", "html"):
+            read = [(await provider.page(f"{url}/{kind}{at}")).text for at in range(len(said_in))]
+            assert read == list(said_in.values())
+
+
 async def test_firecrawl_gets_two_posts_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FIRECRAWL_API_KEY", "fc-1")
     asked: list[Any] = []

@@ -121,7 +121,7 @@ class _McpSession:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}; name a file of tasks, mcp:TASKS.jsonl?command=...") from error
     except ValueError as error:

@@ -47,7 +47,7 @@ class Guest:
             names = sorted(path.parent.name for path in SERVERS.glob("*/app.py"))
             raise ValueError("NeMo Gym has no resources server %r; there are %s" % (target, ", ".join(names)))
         rows = Path(rows).absolute() if rows else folder / "data/example.jsonl"
-        self.rows = [json.loads(line) for line in rows.read_text().splitlines() if line.strip()]
+        self.rows = [json.loads(line) for line in rows.read_text().split("\n") if line.strip()]
         self.size = len(self.rows)
         os.chdir(folder)  # as NeMo Gym starts it
         sys.path[:0] = [str(folder), str(SERVERS.parent)]

@@ -5,8 +5,11 @@ from __future__ import annotations
 from backends.errors import SettingsError
 
 
-def html_text(data: bytes) -> tuple[str, str]:
+def html_text(page: bytes | str) -> tuple[str, str]:
     """Title and text, without navigation, footers and repeated paragraphs. Takes milliseconds: not for the event loop.
+
+    Args:
+        page: text where the server said its charset; otherwise bytes, of which the page itself may say it.
 
     Raises:
         SettingsError: trafilatura is not installed.
@@ -15,9 +18,11 @@ def html_text(data: bytes) -> tuple[str, str]:
         import trafilatura
     except ModuleNotFoundError:
         raise SettingsError("HTML pages need trafilatura: pip install 'lachesis-tools[web]'") from None
-    tree = trafilatura.load_html(data)
-    if tree is None:
-        return "", ""
+    tree = trafilatura.load_html(page)
+    if tree is None:  # it takes nothing for a page that does not say so at its beginning
+        page = f"<html>{page}</html>" if isinstance(page, str) else b"<html>" + page + b"</html>"
+        if (tree := trafilatura.load_html(page)) is None:
+            return "", ""
     title = str(tree.findtext(".//title") or "").strip()
-    text = trafilatura.extract(data, include_comments=False) or trafilatura.html2txt(data)
+    text = trafilatura.extract(page, include_comments=False) or trafilatura.html2txt(page)
     return title, str(text).strip()

@@ -56,21 +56,21 @@ class SearXNG:
         timeout = aiohttp.ClientTimeout(_TIMEOUT)
         try:
             async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
-                kind, data = await self._opened(http, url)
+                kind, charset, data = await self._opened(http, url)
         except TimeoutError:
             raise ToolFailure(f"{url} did not answer in {_TIMEOUT:g} s") from None
         except (aiohttp.ClientError, ValueError) as error:
             raise ToolFailure(f"{url} cannot be opened: {error}") from None
         if kind in ("text/html", "application/xhtml+xml"):
-            title, text = await in_own_thread(html_text, data)
+            title, text = await in_own_thread(html_text, _text(data, charset) if charset else data)
         elif kind.startswith("text/") or kind == "application/json":
-            title, text = "", data.decode(errors="replace")
+            title, text = "", _text(data, charset)
         else:
             raise ToolFailure(f"{url} is {kind}, which cannot be read as text")
         return WebPage(url, title, text)
 
-    async def _opened(self, http: Any, url: str) -> tuple[str, bytes]:
-        """Type and content of a page; every redirect is checked like the first address."""
+    async def _opened(self, http: Any, url: str) -> tuple[str, str | None, bytes]:
+        """Type, charset and content of a page; every redirect is checked like the first address."""
         for _ in range(_MAX_REDIRECTS + 1):
             if not self._private_pages:
                 await check_url(url)
@@ -85,7 +85,7 @@ class SearXNG:
                     data += chunk
                     if len(data) > _MAX_BYTES:
                         raise ToolFailure(f"{url} has more than {_MAX_BYTES} bytes")
-                return response.content_type, bytes(data)
+                return response.content_type, response.charset, bytes(data)
         raise ToolFailure(f"{url} redirects more than {_MAX_REDIRECTS} times")
 
 
@@ -136,3 +136,10 @@ def _of_page(found: Mapping[str, Any]) -> bool:
 
 def _page(found: Mapping[str, Any], text: str) -> WebPage:
     return WebPage(*(str(found.get(key) or "") for key in ("url", "title", text)))
+
+
+def _text(data: bytes, charset: str | None) -> str:
+    try:
+        return data.decode(charset or "utf-8", errors="replace")
+    except LookupError:  # no charset that anybody knows
+        return data.decode(errors="replace")
