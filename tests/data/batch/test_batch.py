@@ -658,6 +658,11 @@ def test_the_prices_of_the_settings_hold_for_a_batch(tmp_path: Path, capsys: pyt
         (b'{"prompt": "a", "cwd": 4}\n', "line 1: cwd must be text, not int"),
         (b'{"messages": [{"role": "assistant", "content": "a"}]}\n', "line 1: the last message is of role 'assistant'"),
         (b'{"messages": [{"role": "tool", "content": "a", "tool_call_id": "b"}]}\n', "line 1: message 0"),
+        (
+            b'{"prompt": "a", "level": 2, "metadata": {"level": 1}}\n',
+            "line 1: 'level' is in the row and in its metadata",
+        ),
+        (b'{"messages": []}\n', "line 1: messages is empty"),
         (b"[" * 100_000 + b"\n", "line 1: not JSON"),
         (b"\n", "contains no rows"),
     ],

@@ -68,7 +68,9 @@ class EntryFormat:
         """The fields of a row that are nowhere else in the line, merged with those of its `metadata`."""
         if not isinstance(item, Mapping):
             return {"item": item}
-        elsewhere = {self.prompt_field, "messages", "metadata", "cwd", *IMAGE_FIELDS}
+        elsewhere = {"messages", "metadata", "cwd", *IMAGE_FIELDS}
+        if item.get("messages") is None or item.get(self.prompt_field) is None:
+            elsewhere.add(self.prompt_field)
         given = item.get("metadata")
         own = given if isinstance(given, Mapping) else {} if given is None else {"metadata": given}
         return {**{name: value for name, value in item.items() if name not in elsewhere}, **own}

@@ -109,6 +109,11 @@ class Rows:
         for field in (*IMAGE_FIELDS, "cwd"):
             if not isinstance(row.get(field), str | None):
                 return f"{field} must be text, not {_kind(row[field])}"
+        apart = (self.prompt_field, "messages", "cwd", *IMAGE_FIELDS)
+        own: Mapping[str, Any] = given if isinstance(given := row.get("metadata"), Mapping) else {}
+        for name, value in own.items():
+            if name not in apart and row.get(name, value) != value:
+                return f"{name!r} is in the row and in its metadata, with two values; rename or remove one"
         named = next((field for field in IMAGE_FIELDS if row.get(field)), None)
         if named and self.images != "name" and (self.images == "none" or not row[named].startswith("/")):
             takes = {"none": "no image with --env.sandbox none", "folder": "the absolute path of a root file system"}
@@ -206,8 +211,10 @@ def _dataset_rows(source: str, split: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _problem_of_messages(messages: Any) -> str:
-    if not isinstance(messages, list) or not messages:
+    if not isinstance(messages, list):
         return f"messages must be a list of messages, not {_kind(messages)}"
+    if not messages:
+        return "messages is empty"
     try:
         read = [as_message(message, index) for index, message in enumerate(messages)]
         validate_messages(read)
