@@ -6,6 +6,7 @@ import asyncio
 import copy
 import fcntl
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def written(path: Path, of: dict[str, list[float | None]], **manifest: Any) -> N
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[Index]:
     for run, items in REWARDS.items():
-        written(tmp_path / f"runs/{run}/samples.jsonl", items, items=["a", "b", "c", "d", "e"])
+        written(tmp_path / f"runs/{run}/samples.jsonl", items, items=["a", "b", "c", "d", "e"], settings={"of": run})
     index = Index(tmp_path / "runs", tmp_path / "index.sqlite")
     index.refresh()
     yield index
@@ -169,7 +170,11 @@ async def test_the_page_shows_both_runs_and_whether_the_run_goes_on(index: Index
             assert "<th>Change</th>" in beside and 'href="/rollout/old/' in beside and "-1.00" in beside
             assert "3 items: 1 better, 1 worse" in beside
             for names in ("old,new", "new,old"):
-                assert "new minus old" in await text(f"?runs={names}"), "of two, the later one is looked at"
+                compared = await text(f"?runs={names}")
+                assert "new minus old" in compared, "of two, the later one is looked at"
+                (values,) = set(re.findall('<td class="text">of</td>(.*?)</tr>', compared))
+                assert values.index("old") < values.index("new"), "in the order of the columns"
+                assert re.search("setting</th>.*>old</th>.*>new</th>", compared)
             lock = tmp_path / "runs/new/samples.lock"
             with lock.open("w") as held:
                 fcntl.flock(held, fcntl.LOCK_EX)

@@ -246,11 +246,11 @@ class Viewer:
         if len(found) < len(chosen):
             missing = ", ".join(sorted(set(chosen) - {run["name"] for run in found}))
             return self._error(404, f"there is no run {missing} in {self.index.root}")
-        names = sorted({name for run in found for name in run["settings"]})
-        rows = [(name, [_setting(run["settings"], name) for run in found]) for name in names]
         if len(found) == 2:  # the later one is looked at, beside the earlier one
             found.sort(key=itemgetter("latest"))
             chosen = [run["name"] for run in found]
+        names = sorted({name for run in found for name in run["settings"]})
+        rows = [(name, [_setting(run["settings"], name) for run in found]) for name in names]
         own = found[-1] if len(found) == 2 else found[0]
         against = chosen[0] if len(found) == 2 else request.query.get("against", "")
         others = await asyncio.to_thread(comparable, self.index, own["name"], [run["name"] for run in runs])
