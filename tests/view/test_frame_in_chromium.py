@@ -166,7 +166,7 @@ async def test_runs_are_compared_and_pages_fit_a_phone_in_the_dark(played: Path,
         (root / name).mkdir(parents=True)
         (root / name / "groups.jsonl").write_bytes((played / "mixed/groups.jsonl").read_bytes())
         (root / name / "groups.run.json").write_text(json.dumps({"settings": {"group_size": size, "same": HOSTILE}}))
-    (root / "one/metrics.jsonl").write_text("".join(f'{{"step": {at}, "train/loss": {at}}}\n' for at in range(4)))
+    (root / "two/metrics.jsonl").write_text("".join(f'{{"step": {at}, "train/loss": {at}}}\n' for at in range(4)))
     async with browsed(root, tmp_path, width=390) as (page, url):
         await page.prefer("dark")
         for path in ("", "rollouts", "run/one", "rollout/one/1/0"):
@@ -184,9 +184,12 @@ async def test_runs_are_compared_and_pages_fit_a_phone_in_the_dark(played: Path,
         table = "document.querySelector('table.settings').textContent.replace(/\\s+/g, ' ')"
         assert "group_size" in await page.eval(table) and "same" not in await page.eval(table)
         assert (await page.eval(f"[...{LABELS}].map(label => label.textContent)"))[1:] == ["one", "two"]
+        strokes = "Object.fromEntries(document.querySelector('#curves .card').plot.series.map(s => [s.label, s._stroke]))"
+        before = await page.eval(strokes)
         await page.eval("document.querySelector('button[data-over=step]').click()")
         await page.until("document.querySelector('#curves h2')?.textContent === 'loss'")
         assert await page.eval("document.querySelectorAll('#curves .card').length") == 1
+        assert (await page.eval(strokes))["two"] == before["two"] != before["one"], "a run has one colour in all plots"
         await page.open(await page.eval("location.href"))
         await page.until("document.querySelector('#curves h2')?.textContent === 'loss'")
         assert await page.eval(OVERFLOWS) is False

@@ -115,7 +115,8 @@
   if (!holder) return;
   const colours = ["#12897f", "#d2762b", "#2f9d5f", "#b5485f", "#8060c0", "#a08a1c", "#30a0a0", "#c060a0", "#707c8c", "#6a8f2a", "#4a60c8", "#b04a2a"];
   const plots = new Map();
-  const several = new Set();
+  // A run has one colour in all plots, also in those of what other runs lack; then labels are told apart by their dashes.
+  const runs = new URL(holder.dataset.curves, location).searchParams.getAll("runs"), dashes = [[], [7, 4], [2, 3], [10, 3, 2, 3], [14, 5], [4, 2]];
   // Counts with all their digits. uPlot's own texts have three decimals, and 300 digits where a number has them.
   const short = (value) => Math.abs(value) < 1e9 ? String(Number.isInteger(value) ? value : +value.toPrecision(4)) : value.toExponential(2);
   const whole = [...Array(9).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power)); // there is no group 1.5
@@ -127,7 +128,7 @@
     const room = (most - least || Math.abs(most) || 1) * 0.08;
     return [least >= 0 ? Math.max(0, least - room) : least - room, chart.share ? Math.min(1.02, most + room) : most + room];
   }
-  const name = (line) => [several.size > 1 ? line.run : "", line.label].filter(Boolean).join(" · ");
+  const name = (line) => [runs.length > 1 ? line.run : "", line.label].filter(Boolean).join(" · ");
   function add(chart) {
     if (plots.has(chart.title)) return;
     const card = document.createElement("section");
@@ -140,9 +141,11 @@
     const card = plots.get(chart.title);
     const ink = tone("--dim"), grid = tone("--line");
     const series = [{ label: { groups: "group", time: "time", step: "step" }[chart.over] }], bands = [], tables = [], ends = new Set();
-    chart.lines.forEach((line, at) => {
-      const stroke = colours[at % colours.length], label = (name(line) || chart.title).slice(0, 60), table = [line.x, line.y];
-      series.push({ label, stroke, width: 2, points: { show: line.x.length < 40, size: 5 }, value: (_, value) => value == null ? "–" : short(value) });
+    const labels = [...new Set(chart.lines.map((line) => line.label))];
+    chart.lines.forEach((line) => {
+      const place = labels.indexOf(line.label), stroke = colours[(runs.length > 1 ? runs.indexOf(line.run) : place) % colours.length];
+      const dash = runs.length > 1 ? dashes[place % dashes.length] : [], label = (name(line) || chart.title).slice(0, 60), table = [line.x, line.y];
+      series.push({ label, stroke, dash, width: 2, points: { show: line.x.length < 40, size: 5 }, value: (_, value) => value == null ? "–" : short(value) });
       if (line.low) {
         const first = series.length;
         for (const end of [line.high, line.low]) { table.push(end); ends.add(series.length); series.push({ stroke: "transparent", points: { show: false } }); }
@@ -167,8 +170,6 @@
     const answer = await fetch(`${holder.dataset.curves}&over=${over}`);
     if (!answer.ok || number !== asked) return;
     latest = await answer.json();
-    several.clear();
-    latest.forEach((chart) => chart.lines.forEach((line) => several.add(line.run)));
     const titles = new Set(latest.map((chart) => chart.title));
     for (const [title, card] of plots) if (!titles.has(title)) { card.plot?.destroy(); card.remove(); plots.delete(title); }
     latest.forEach(add);
