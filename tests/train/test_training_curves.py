@@ -455,6 +455,19 @@ def test_the_report_of_a_folder_can_be_written_again(tmp_path: Path, capsys: pyt
     assert "has no groups.jsonl, samples.jsonl, metrics.jsonl; name the folder of a run" in capsys.readouterr().err
 
 
+def test_the_report_of_a_run_on_files_counts_its_examples_and_has_no_rollouts(tmp_path: Path) -> None:
+    with TrainingRecorder(tmp_path) as recorder:
+        recorder.step(step(0, [], tokens=0))
+        for at in (1, 2):
+            recorder.step(step(at, [], tokens=500, samples=6, loss={"loss": 3.0 - at}))
+    assert not list((tmp_path / "rollouts").glob("*")), "no file where there is no group"
+    (tmp_path / "rollouts").mkdir(exist_ok=True)
+    (tmp_path / "rollouts/step_00001.jsonl").touch()  # as an earlier version wrote it
+    page = " ".join(Page(report_module.write_report(tmp_path).read_text()).text.split())
+    assert "trained on files" in page and "12examples trained, from files" in page and "2 → 1loss" in page
+    assert "Rollouts of each step" not in page and "skipped" not in page and "0 groups" not in page
+
+
 def test_an_empty_run_has_a_report_that_says_so(tmp_path: Path) -> None:
     TrainingRecorder(tmp_path).close()
     assert "No step has been recorded." in (tmp_path / "report.html").read_text()

@@ -31,6 +31,7 @@ def step_metrics(record: StepRecord) -> dict[str, Any]:
         **{f"train/{name.partition(':')[0]}": value for name, value in record.loss.items()},
         **{f"eval/{name}": value for name, value in record.evaluation.items()},
         "train/learning_rate": record.learning_rate,
+        "train/samples": record.samples,
         **(_of_batch(record, trained) if record.groups else {}),
         "train/tokens": record.tokens if record.tokens is not None else sum(map(_count, trained)),
         "train/queue": record.queue,

@@ -59,7 +59,8 @@ class StepRecord:
     evaluation: Mapping[str, float] = field(default_factory=dict)
     """Figures on held-out data; each becomes `eval/NAME`."""
     tokens: int | None = None
-    """Trained tokens, where there are no groups to count them in."""
+    samples: int | None = None
+    """Trained tokens and sequences, where there are no groups to count them in."""
     learning_rate: float | None = None
     ratio_bounds: tuple[float, float] | None = None
     """The smallest and largest importance ratio beyond which the loss clips or truncates; None: it does neither."""

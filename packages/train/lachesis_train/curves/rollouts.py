@@ -43,8 +43,8 @@ class RolloutFiles:
                 path.unlink()
 
     def write(self, record: StepRecord) -> None:
-        """Write the file of a step, whole or not at all."""
-        if not self._limit:
+        """Write the file of a step that has groups, whole or not at all."""
+        if not self._limit or not record.groups:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"step_{record.step:05}.jsonl"

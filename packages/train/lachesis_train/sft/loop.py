@@ -107,7 +107,8 @@ class SftRun(EngineRun):
         for line in await self._alive(forecast(self._training, self._settings, self._work)):
             self._say(line)
         self._recorder = await asyncio.to_thread(self._new_recorder, 0, self.last_step)
-        await self._record(StepRecord(step=0, version=self._version, evaluation=await self._measure(), tokens=0))
+        evaluation = await self._measure() if self._held_out else {}
+        await self._record(StepRecord(step=0, version=self._version, evaluation=evaluation, tokens=0))
 
     async def _one_step(self) -> bool:
         assert self._training is not None
@@ -121,7 +122,8 @@ class SftRun(EngineRun):
         seconds = {"train": time.perf_counter() - begun}
         self.step = step
         evaluation: dict[str, float] = {}
-        if (step % sft.eval_interval == 0 if sft.eval_interval else step in self._measured) or step == self.last_step:
+        due = step % sft.eval_interval == 0 if sft.eval_interval else step in self._measured
+        if self._held_out and (due or step == self.last_step):
             begun = time.perf_counter()
             evaluation = await self._measure()
             seconds["evaluate"] = time.perf_counter() - begun
@@ -133,6 +135,7 @@ class SftRun(EngineRun):
                 loss={**trained.metrics, "loss": loss_of(batch, trained.logprobs)},
                 evaluation=evaluation,
                 tokens=tokens,
+                samples=len(batch),
                 learning_rate=rate,
                 seconds=seconds,
             )
@@ -143,8 +146,6 @@ class SftRun(EngineRun):
     async def _measure(self) -> dict[str, float]:
         """The loss on the held-out examples."""
         assert self._training is not None
-        if not self._held_out:
-            return {}
         logprobs: list[Sequence[float]] = []
         size = self._sft.batch_size
         for at in range(0, len(self._held_out), size):

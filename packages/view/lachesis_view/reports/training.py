@@ -67,6 +67,7 @@ def render_report(
 ) -> str:
     """The page of the lines of `metrics.jsonl`, the files of rollouts by step, and the figures of evaluations by
     environment and step."""
+    files = {step: path for step, path in files.items() if path.stat().st_size}  # SFT writes empty ones, or wrote them
     shown = _spread(sorted(files), MAX_STEPS)
     budget = MAX_CHARACTERS // max(1, len(shown))
     by_step = {line["step"]: line for line in lines}
@@ -74,7 +75,8 @@ def render_report(
         "training_report.html.jinja",
         title=title,
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-        figures=_figures(lines),
+        figures=figures(lines),
+        on_files=on_files(lines),
         alarm=_repaired(lines).alarm,
         charts=[chart for chart in (*_of_environments(lines, evaluations or {}), *_charts(lines)) if chart is not None],
         steps=[_step_view(step, by_step.get(step, {}), files[step], budget) for step in reversed(shown)],
@@ -84,8 +86,13 @@ def render_report(
     )
 
 
-def _figures(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Value and caption."""
+def on_files(lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether what was trained came from files: no step has groups."""
+    return any(line.get("train/tokens") for line in lines) and not any("train/groups" in line for line in lines)
+
+
+def figures(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Value and caption of what a run has done."""
     if not lines:
         return []
     found = [(str(lines[-1]["step"]), "last step"), *_change(lines, "train/reward", "reward")]
@@ -96,9 +103,9 @@ def _figures(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     tokens = sum(line.get("train/tokens", 0) for line in lines)
     skipped = sum(value for line in lines for name, value in line.items() if name.startswith("train/skipped/"))
     found += [(number(tokens), "tokens trained")] if tokens else []
-    found += [
-        (number(sum(line.get("train/samples", 0) for line in lines)), f"samples trained, {number(skipped)} skipped")
-    ]
+    if any("train/samples" in line for line in lines):
+        said = "examples trained, from files" if on_files(lines) else f"samples trained, {number(skipped)} skipped"
+        found += [(number(sum(line.get("train/samples", 0) for line in lines)), said)]
     found += [(duration(sum(line.get("train/step_time", 0) for line in lines)), "time of the steps")]
     return found
 

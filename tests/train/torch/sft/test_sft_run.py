@@ -84,6 +84,7 @@ def test_the_loss_falls_also_on_what_is_held_out(finished: tuple[Path, str]) -> 
     losses = [line["train/loss"] for line in found[1:]]
     measured = [line["eval/loss"] for line in found if "eval/loss" in line]
     assert len(measured) == 3, "before the first step, and after each epoch"
+    assert all(0 < line["train/samples"] <= 8 for line in found[1:]), "those of its batch"
     assert measured[0] == pytest.approx(losses[0], abs=0.2), "the random model is as bad on either"
     assert measured[0] > 5.0, "about log 272, the size of its vocabulary"
     assert measured[-1] < measured[1] < measured[0] - 1.0
