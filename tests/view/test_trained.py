@@ -94,6 +94,30 @@ async def test_why_a_rollout_was_not_trained_is_no_cause_of_its_outcome(
         await runner.cleanup()
 
 
+async def test_a_run_on_files_shows_its_loss_and_examples_and_no_figures_of_rollouts(tmp_path: Path) -> None:
+    for name in ("files", "other"):
+        with TrainingRecorder(tmp_path / "runs" / name) as recorder:
+            for at in (1, 2):
+                recorder.step(step(at, [], tokens=500, samples=6, loss={"loss": 3.0 - at}))
+    index = Index(tmp_path / "runs", tmp_path / "index.sqlite")
+    index.refresh()
+    assert [chart["title"] for chart in curves(index, ["files"], "step")] == ["loss"]
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as session:
+            for path in ("", "run/files?over=groups", "?runs=files,other"):
+                async with session.get(url + path) as answer:
+                    text = await answer.text()
+                    assert answer.status == 200 and "training on files" in text, path
+                    assert ("12</b><span>examples trained, from files" in text) == path.startswith("run/")
+                    assert ("loss 1<" in text) != path.startswith("run/"), path
+                    assert ('data-over="step"' in text) == bool(path) and 'data-over="groups"' not in text
+                    assert not re.search("no score|not counted|worst first|tokens sampled", text), path
+    finally:
+        await runner.cleanup()
+        index.close()
+
+
 def test_a_step_that_is_trained_again_replaces_what_it_showed(root: Path, tmp_path: Path) -> None:
     index = Index(root, tmp_path / "index.sqlite")
     path = root / "run/rollouts/step_00000.jsonl"

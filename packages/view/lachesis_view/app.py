@@ -32,6 +32,7 @@ from lachesis_view.html.parts import to_json
 from lachesis_view.index import FAILURES_OF, Index, NoSuchGroup
 from lachesis_view.matrix import comparable, difference, matrix, orders, passes
 from lachesis_view.notes import NoteError, folder_of, note_of, write_note
+from lachesis_view.reports.training import figures
 from lachesis_view.rollout_page import rollout_context, sample_tokens
 from lachesis_view.single_page import HERE, SHARED, file_name, group_of_one, group_page, rollout_page, templates
 from lachesis_view.token_text import TokenTexts, vocabulary_of
@@ -267,6 +268,7 @@ class Viewer:
         context = {
             "runs": found,
             "axis": _axis(found),
+            "figures": [] if own["rollouts"] else figures(await asyncio.to_thread(self.index.steps, own["name"])),
             "own": own,
             "matrix": shown,
             "ends": _ends(each[0] for row in shown["rows"] for each in row["samples"] + row["others"])
