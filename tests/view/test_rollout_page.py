@@ -180,12 +180,15 @@ def test_siblings_part_at_the_token_where_they_part(group: dict[str, Any], vocab
 @pytest.mark.parametrize(
     ("item", "asked", "title"),
     [
-        ({"words": ["fig", "pear"]}, "Sort the lines.", "Sort the lines. · fig, pear"),
-        ({"words": ["fig", "pear"], "id": 7}, "Sort fig, then pear.", "Sort fig, then pear. · 7"),
+        ({"words": ["fig", "pear"]}, "Sort the lines.", "Sort the lines.\nwords: fig, pear"),
+        ({"words": ["fig", "pear"], "id": 7}, "Sort fig, then pear.", "Sort fig, then pear.\nid: 7"),
         ("fig pear", [{"type": "text", "text": "Sort\n  fig pear"}], "Sort fig pear"),
         ({"text": "x" * 200, "flag": True, "huge": 10**5000, "deep": [[1]], "none": None}, "Sort.", "Sort."),
         (None, None, ""),
-        ({"id": "task-1"}, "y" * 200, "y" * 100 + "… · task-1"),
+        ({"id": "task-1"}, "y" * 200, "y" * 98 + "…\nid: task-1"),
+        ({"question": "Go?", "answer": "17:15"}, "When do you leave?", "When do you leave?\nquestion: Go? · answer: 17:15"),
+        (7, "Add.", "Add.\n7"),
+        ({"id": 7}, "", "id: 7"),
     ],
 )
 def test_a_title_tells_items_apart_of_which_the_same_is_asked(item: Any, asked: Any, title: str) -> None:

@@ -78,18 +78,19 @@ def inherited_turns(rollout: Mapping[str, Any]) -> int:
 
 def title_of(item: Any, messages: Iterable[Mapping[str, Any]]) -> str:
     """The beginning of what the user asked. Some environments ask the same of every item: where no longer text of the
-    item is in it, short values of the item follow."""
+    item is in it, short values of the item follow on a second line, with their names: one may be the answer."""
     first = next((message for message in messages if message["role"] in ("user", "context")), None)
     asked = "".join(texts_of(first.get("content"))) if first else ""
     if first and first["role"] == "context":  # a prompt as it was decoded: the question is what is said last
         said = next((part for part in reversed(_MARKS.split(asked)) if len(part.split()) > 1), asked)
         asked = said.removeprefix("user\n")
-    values = list(item.values()) if isinstance(item, Mapping) else [item]
-    differs = any(isinstance(value, str) and len(value) > TITLE_LENGTH // 8 and value in asked for value in values)
-    own = [] if differs else [_short(value, asked) for value in values]
-    more = _cut(" · ".join(filter(None, own)), TITLE_LENGTH // 2)
-    text = _cut(" ".join(asked[: 8 * TITLE_LENGTH].split()), TITLE_LENGTH - len(more) - 3 * bool(more))
-    return " · ".join(filter(None, (text, more)))
+    values = item if isinstance(item, Mapping) else {"": item}
+    differs = any(isinstance(one, str) and len(one) > TITLE_LENGTH // 8 and one in asked for one in values.values())
+    shown = {} if differs else {str(name)[:TITLE_LENGTH]: _short(value, asked) for name, value in values.items()}
+    own = [": ".join(filter(None, (" ".join(name.split()), value))) for name, value in shown.items() if value]
+    more = _cut(" · ".join(own), TITLE_LENGTH // 2)
+    text = _cut(" ".join(asked[: 8 * TITLE_LENGTH].split()), TITLE_LENGTH - len(more) - bool(more))
+    return "\n".join(filter(None, (text, more)))
 
 
 def _short(value: Any, asked: str) -> str:
