@@ -116,10 +116,11 @@ async def test_a_growing_run_grows_on_the_open_page_which_keeps_its_mark(played:
             "card.plot.scales.y.min, card.plot.scales.y.max, Math.min(...card.plot.data[1]), "
             "Math.max(...card.plot.data[1])])"
         )
-        assert len(drawn) > 3
+        assert len(drawn) > 3 and any(each[3:] == [0, 0] for each in drawn)
         for title, low, high, least, most in drawn:
             assert low <= least <= most <= high, title
             assert least < 0 or low >= 0, title
+            assert (least, most) != (0, 0) or (low, high) == (0, 1), "no digits of nothing"
             assert not title.endswith("share") or high <= 1.02, title
             assert least == most or title == "reward" or (most - least) / (high - low) > 0.8, f"{title} fits its axis"
         (root / "live/groups.jsonl").unlink()
@@ -186,6 +187,14 @@ async def test_runs_are_compared_and_pages_fit_a_phone_in_the_dark(played: Path,
         assert (await page.eval(f"[...{LABELS}].map(label => label.textContent)"))[1:] == ["one", "two"]
         strokes = "Object.fromEntries(document.querySelector('#curves .card').plot.series.map(s => [s.label, s._stroke]))"
         before = await page.eval(strokes)
+        values = "getComputedStyle(document.querySelector('#curves .u-value')).visibility"
+        assert await page.eval(values) == "hidden", "there are none before the pointer is on a plot"
+        at = "JSON.parse(JSON.stringify(document.querySelector('#curves .u-over').getBoundingClientRect()))"
+        await page.eval("document.querySelector('#curves .u-over').scrollIntoView({block: 'center'})")
+        place = await page.eval(at)
+        x, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+        await page.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        await page.until(f"{values} === 'visible'")
         await page.eval("document.querySelector('button[data-over=step]').click()")
         await page.until("document.querySelector('#curves h2')?.textContent === 'loss'")
         assert await page.eval("document.querySelectorAll('#curves .card').length") == 1

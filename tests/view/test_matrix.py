@@ -168,6 +168,7 @@ async def test_the_page_shows_both_runs_and_whether_the_run_goes_on(index: Index
             )
             assert 'class="cell r10" href="/rollout/new/0/0?run=new"' in alone and "1 × no score: sandbox" in alone
             assert re.search('class="own">the question [abc]</span>', alone), "what follows the question in a title"
+            assert 'id="curves"' not in alone + beside, "the order of an evaluation says nothing"
             assert "<th>Change</th>" in beside and 'href="/rollout/old/' in beside and "-1.00" in beside
             assert "3 items: 1 better, 1 worse" in beside
             for names in ("old,new", "new,old"):

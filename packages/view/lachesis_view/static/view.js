@@ -124,7 +124,7 @@
   const tone = (token) => { holder.style.color = `var(${token})`; const found = getComputedStyle(holder).color; holder.style.color = ""; return found; };
   // The axis fits what is drawn, with room above and below; shares stay between 0 and 1, and what has no negative value above 0.
   function fitted(chart, least, most) {
-    if (least == null) return [0, 1];
+    if (least == null || (least === 0 && most === 0)) return [0, 1];
     const room = (most - least || Math.abs(most) || 1) * 0.08;
     return [least >= 0 ? Math.max(0, least - room) : least - room, chart.share ? Math.min(1.02, most + room) : most + room];
   }
