@@ -173,6 +173,14 @@ async def test_siblings_stand_side_by_side_and_the_first_difference_is_marked(fo
             "[...document.querySelectorAll('.side-by-side tbody tr')].map(row => [row.className, row.cells.length])"
         )
         assert rows == [["alike", 1], ["parted", 1], ["differ", 2], ["differ", 2]]
+        letters = await page.eval("[...document.querySelectorAll('.letter')].map(each => each.textContent)")
+        assert letters[:3] == ["the same in both", "A", "B"]
+        await page.resize(1400)
+        await page.eval("{const head = document.querySelector('.side-by-side tr'); head.innerHTML += head.innerHTML}")
+        assert await page.eval(
+            "(table => table.scrollWidth <= table.clientWidth)(document.querySelector('.side-by-side'))"
+        ), "four columns with their borders"
+        await page.resize(1280)
         assert await page.eval("document.querySelectorAll('.parting .leaf').length") == 2
         await page.eval(f"document.querySelectorAll('.fork a')[{honest}].click()")
         await page.until("document.querySelector('.t.selected')")
