@@ -51,6 +51,8 @@ PAGES = (
     "/rollout/mixed/1/0?q=evil",
     "/group/mixed/1",
     "/group/mixed/-1",
+    "/group/mixed/unscored-1",
+    "/rollout/mixed/unscored-1/0",
     "/audits",
     "/pools",
     "/curves?runs=mixed&over=groups",
@@ -82,6 +84,11 @@ async def test_every_page_answers_and_lets_a_browser_run_and_load_our_own_files_
                         assert text.count("<script") == text.count("<script defer src="), page
             async with session.get(f"{url}rollouts?q=evil") as answer:
                 assert '<b id="total">6</b>' in await answer.text()
+            async with session.get(f"{url}rollouts?scored=no") as answer:
+                assert 'href="/group/mixed/unscored-1">mixed · unscored group 1, rollout 0<' in await answer.text()
+            place = "mixed/unscored-1/0"
+            async with session.get(f"{url}diff", params={"a": place, "b": f"{url}rollout/{place}"}) as answer:
+                assert answer.status == 200
             async with session.post(url) as answer:
                 assert answer.status == 405
     finally:

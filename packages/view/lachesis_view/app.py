@@ -36,13 +36,14 @@ from lachesis_view.reports.training import figures
 from lachesis_view.rollout_page import rollout_context, sample_tokens
 from lachesis_view.single_page import HERE, SHARED, file_name, group_of_one, group_page, rollout_page, templates
 from lachesis_view.token_text import TokenTexts, vocabulary_of
-from lachesis_view.trained import group_name
 
 logger = logging.getLogger(__name__)
 
 INTERVAL = 1.0
 """Seconds between two looks at the folder."""
 PAGE_SIZE = 100
+GROUP = r"(?:(?:unscored)?-)?[0-9]{1,16}"
+"""The number of a group in an address."""
 HEADERS = {
     # Whatever a model wrote into a page: nothing but our own files runs, styles, or is asked for.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -92,7 +93,7 @@ class Viewer:
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
-        run, group = "/{run:.+}", "/{run:.+}/{group:-?[0-9]{1,16}}"
+        run, group = "/{run:.+}", f"/{{run:.+}}/{{group:{GROUP}}}"
         app.add_routes(
             [
                 web.get("/", self._runs),
@@ -317,12 +318,12 @@ class Viewer:
 
     async def _rollout(self, request: web.Request) -> web.Response:
         filter = Filter.of(request.query)
-        run, number, n = request.match_info["run"], int(request.match_info["group"]), int(request.match_info["n"])
+        run, number, n = request.match_info["run"], _group_number(request.match_info["group"]), int(request.match_info["n"])
         group, (before, after) = await asyncio.gather(
             asyncio.to_thread(self._read, run, number, n),
             asyncio.to_thread(self.index.neighbours, filter, (run, number, n)),
         )
-        name = group_name(number, "step" in group)
+        name = await asyncio.to_thread(self.index.name_of, run, number)
         frame = {"run": run, "number": number, "name": name, "n": n, "before": before, "after": after, "filter": filter}
         frame |= {"note": await asyncio.to_thread(self.index.note, run, number, n), "may_note": self.notes}
 
@@ -349,7 +350,7 @@ class Viewer:
             return web.Response(text="this viewer was started without --notes", status=403)
         if request.content_type != "application/json":
             return web.Response(text="send application/json", status=415)
-        run, number, n = request.match_info["run"], int(request.match_info["group"]), int(request.match_info["n"])
+        run, number, n = request.match_info["run"], _group_number(request.match_info["group"]), int(request.match_info["n"])
         group = await asyncio.to_thread(self.index.group, run, number)
         if n >= len(group["rollouts"]):
             raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}")
@@ -378,7 +379,7 @@ class Viewer:
 
     async def _tokens(self, request: web.Request) -> web.Response:
         """The tokens of one sample, as JSON."""
-        run, number = request.match_info["run"], int(request.match_info["group"])
+        run, number = request.match_info["run"], _group_number(request.match_info["group"])
         n, sample = int(request.match_info["n"]), int(request.match_info["sample"])
 
         group = await asyncio.to_thread(self._read, run, number)
@@ -415,7 +416,7 @@ class Viewer:
 
     async def _save(self, request: web.Request) -> web.Response:
         """A rollout or a group as a page of one file, or a rollout's record as a groups file, to be saved."""
-        run, number, n = request.match_info["run"], int(request.match_info["group"]), request.match_info.get("n")
+        run, number, n = request.match_info["run"], _group_number(request.match_info["group"]), request.match_info.get("n")
         at = None if n is None else int(n)
         group = await asyncio.to_thread(self._read, run, number, at)
 
@@ -451,10 +452,10 @@ class Viewer:
         return self._vocabularies[named]
 
     async def _group(self, request: web.Request) -> web.Response:
-        run, number = request.match_info["run"], int(request.match_info["group"])
+        run, number = request.match_info["run"], _group_number(request.match_info["group"])
         only = [int(n) for n in request.query.get("only", "").split(",") if n.isdecimal() and len(n) < 10]
         group = await asyncio.to_thread(self._read, run, number)
-        name = group_name(number, "step" in group)
+        name = await asyncio.to_thread(self.index.name_of, run, number)
         frame = {"run": run, "number": number, "name": name, "filter": Filter.of(request.query)}
 
         def make() -> web.Response:
@@ -527,10 +528,14 @@ def _place(text: str) -> tuple[str, int, int]:
     """Run, group and number of `RUN/GROUP/N`, or of the address of a rollout's page. Raises HTTPBadRequest."""
     address = re.match(r"(?:https?://[^/?#]*)?(/[^?#]*)", text.strip())
     path = unquote(address[1]).removeprefix("/rollout/") if address else text
-    found = re.fullmatch(r"(.+)/(-?[0-9]{1,16})/([0-9]{1,9})", path.strip(), re.DOTALL)
+    found = re.fullmatch(rf"(.+)/({GROUP})/([0-9]{{1,9}})", path.strip(), re.DOTALL)
     if found is None:
         raise web.HTTPBadRequest(reason="a rollout is RUN/GROUP/N, or the address of its page")
-    return found[1], int(found[2]), int(found[3])
+    return found[1], _group_number(found[2]), int(found[3])
+
+
+def _group_number(text: str) -> int:
+    return int(text.removeprefix("unscored"))
 
 
 def _file(body: bytes, name: str) -> web.Response:

@@ -12,19 +12,20 @@ from typing import Any
 import orjson
 
 from backends.errors import LachesisError
+from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.intervals import Mean, mean_of_values, score_range
 from lachesis.figures.tool_failures import ToolFailures
 from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.records.jsonl import read_line
 from lachesis_messages.records.step_files import SCHEMA
-from lachesis_view.files import locks_of, written_now
+from lachesis_view.files import locks_of, places_of, written_now
 from lachesis_view.filters import Filter
 from lachesis_view.followed_files import COLUMNS, FollowedFiles
 from lachesis_view.html.rollout import last_words
 from lachesis_view.metrics import mean, most_frequent
 from lachesis_view.reports.training import on_files
 from lachesis_view.rows import parsed, storable
-from lachesis_view.trained import as_group
+from lachesis_view.trained import as_group, group_name
 
 FAILURES_OF = 2_000
 """Rollouts of which the failed calls of a run are shown."""
@@ -129,10 +130,18 @@ class Index(FollowedFiles):
         """The file that has the line of a group. Raises NoSuchGroup."""
         return self.root / str(self._place(run, number)["path"])
 
+    def name_of(self, run: str, number: int) -> str:
+        """A group for people: in an evaluation, its item and which sample of it this is. Raises NoSuchGroup."""
+        place = self._place(run, number)
+        trained = place["kind"] == "trained"
+        item, sample = (place["key"], 0) if trained else whole_and_part(place["key"])
+        at = places_of(self.root / place["path"]).get(item)
+        return group_name(number, trained) if at is None else f"item {at}, sample {sample}"
+
     def _place(self, run: str, number: int) -> sqlite3.Row:
         """Where the line of a group is. Raises NoSuchGroup."""
         row: sqlite3.Row | None = self._database.execute(
-            "SELECT path, start, length, key FROM groups JOIN files ON files.id = file "
+            "SELECT path, kind, start, length, key FROM groups JOIN files ON files.id = file "
             "WHERE groups.run = ? AND number = ?",
             (run, number),
         ).fetchone()
@@ -171,7 +180,14 @@ class Index(FollowedFiles):
             f"FROM rollouts WHERE {where} ORDER BY {filter.order} LIMIT ? OFFSET ?",
             (*values, page_size, page_size * (filter.page - 1)),
         )
-        return Page([dict(row) for row in rows], total)
+        found = []
+        for row in rows:
+            name = group_name(row["number"], row["kind"] == "trained")
+            with suppress(NoSuchGroup):
+                name = self.name_of(row["run"], row["number"])
+            alone = name.startswith("item ") and not row["n"]
+            found.append({**row, "name": name if alone else f"{name}, rollout {row['n']}"})
+        return Page(found, total)
 
     def neighbours(self, filter: Filter, place: tuple[str, int, int]) -> tuple[Any, Any]:
         """The rollouts before and after one (run, number, n) in the list of a filter; None at its ends, and for one

@@ -45,8 +45,9 @@ def templates() -> Templates:
 
 
 def path_of(parts: Sequence[Any]) -> str:
-    """Parts of an address, with all that has a meaning there escaped."""
-    return "/".join(quote(str(part).encode("utf-8", "replace")) for part in parts)
+    """Parts of an address, with all that has a meaning there escaped; a number below 0 is that of an unscored group."""
+    words = (f"unscored{part}" if isinstance(part, int) and part < 0 else str(part) for part in parts)
+    return "/".join(quote(word.encode("utf-8", "replace")) for word in words)
 
 
 def rollout_page(group: Mapping[str, Any], n: int) -> str:
