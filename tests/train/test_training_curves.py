@@ -410,6 +410,8 @@ def test_the_report_shows_curves_and_each_steps_rollouts(tmp_path: Path) -> None
     text = (tmp_path / "report.html").read_text()
     for title in ("Reward", "Logprobs of the trained tokens", "KL of sampler and trainer", "Entropy", "Staleness"):
         assert f'aria-label="{title}"' in text
+    phone = re.findall('class="short" viewBox="0 0 520 210" role="img" aria-label="(.*?)"', text)
+    assert phone == ["Reward"], "the wide one is drawn again for narrow screens, where its labels would be too small"
     assert 'aria-label="Clip share"' not in text, "a loss without bounds clips nothing"
     page = Page(text)
     for at in range(3):

@@ -169,6 +169,11 @@ async def test_the_page_shows_both_runs_and_whether_the_run_goes_on(index: Index
             assert 'class="cell r10" href="/rollout/new/0/0?run=new"' in alone and "1 × no score: sandbox" in alone
             assert re.search('class="own">the question [abc]</span>', alone), "what follows the question in a title"
             assert 'id="curves"' not in alone + beside, "the order of an evaluation says nothing"
+            for label in ("new", "old", "change"):  # on a phone a row is a card, without the head of the table
+                assert f'data-label="{label}"' in beside, label
+            listed = await text("")
+            assert '<td class="text opt3" data-label="ended as">' in listed
+            assert '<td class="opt3" data-label="failed calls">' in listed
             assert "<th>Change</th>" in beside and 'href="/rollout/old/' in beside and "-1.00" in beside
             assert "3 items: 1 better, 1 worse" in beside
             for names in ("old,new", "new,old"):

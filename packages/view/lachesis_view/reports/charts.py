@@ -54,6 +54,8 @@ class Chart:
     legend: Sequence[tuple[str, int, str]] = field(default_factory=tuple)
     """Name, colour, value of the last step."""
     steps_per_point: int = 1
+    narrow: Chart | None = None
+    """A wide one as it is drawn on a phone, where its texts would be too small."""
 
 
 def line_chart(
@@ -102,6 +104,7 @@ def line_chart(
         series=series,
         legend=[(each.name, each.colour, each.last) for each in series],
         steps_per_point=size,
+        narrow=line_chart(title, steps, lines, note=note, floor=floor) if wide else None,
     )
 
 
