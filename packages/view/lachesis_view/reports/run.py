@@ -197,9 +197,7 @@ def render_report(
         bounds=bounds(scores, lowest=min(0.0, *rewards), highest=max(1.0, *rewards)) if len(rewards) > 1 else None,
         left_out=run.left_out,
         played=" to ".join(dict.fromkeys(each[:16].replace("T", " ") for each in run.times if each)),
-        settings=sorted(
-            (name, value) for name, value in (settings or {}).items() if value not in (None, [], {}, [None])
-        ),
+        settings=settings,
         histogram=reward_histogram(rewards),
         outcomes=_bars(list(summary.outcomes.items())),
         tools=[(name, count, failed) for name, count, failed, _ in sorted(summary.tool_failures.to_rows())],

@@ -18,10 +18,13 @@ from backends.errors import LachesisError
 from backends.text import duration
 from lachesis.figures.repaired_calls import NAME, RepairedCalls
 from lachesis_messages.records.jsonl import read_lines
+from lachesis_messages.records.split_rollouts import LARGEST_REWARD
 from lachesis_messages.records.step_files import SCHEMA, step_files
+from lachesis_view.files import manifest_of
 from lachesis_view.html import Templates, write_page
 from lachesis_view.html.rollout import message_view
 from lachesis_view.reports.charts import Chart, Line, bar_chart, line_chart, number
+from lachesis_view.rows import parsed
 
 FILES_OF_RUNS = ("groups.jsonl", "samples.jsonl", "metrics.jsonl")
 MAX_STEPS = 60
@@ -51,6 +54,7 @@ def write_report(run_dir: Path, *, title: str | None = None, output: Path | None
         list(read_lines(path, torn_tail=True)),
         dict(step_files(run_dir / "rollouts")),
         _evaluations(run_dir / "eval"),
+        parsed(manifest_of(path)[0]),
     )
     try:
         write_page(output, page)
@@ -64,9 +68,10 @@ def render_report(
     lines: Sequence[Mapping[str, Any]],
     files: Mapping[int, Path],
     evaluations: Mapping[str, Mapping[int, Mapping[str, Any]]] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> str:
-    """The page of the lines of `metrics.jsonl`, the files of rollouts by step, and the figures of evaluations by
-    environment and step."""
+    """The page of the lines of `metrics.jsonl`, the files of rollouts by step, the figures of evaluations by
+    environment and step, and the settings."""
     files = {step: path for step, path in files.items() if path.stat().st_size}  # SFT writes empty ones, or wrote them
     shown = _spread(sorted(files), MAX_STEPS)
     budget = MAX_CHARACTERS // max(1, len(shown))
@@ -83,6 +88,7 @@ def render_report(
         recorded=len(lines),
         with_rollouts=len(files),
         number=number,
+        settings=settings,
     )
 
 
@@ -251,7 +257,9 @@ def _step_view(step: int, line: Mapping[str, Any], path: Path, budget: int) -> d
 
 def _group_view(place: int, group: Mapping[str, Any]) -> dict[str, Any]:
     samples = []
+    ids = [each["rollout_id"] or at for at, each in enumerate(group["training"])]
     for at, training in enumerate(group["training"]):
+        score = (group.get("scores") or [None] * (at + 1))[at]
         record = group["samples"][at] if at < len(group["samples"]) else {}
         messages = (group.get("messages") or [])[at : at + 1]
         text = [(trained, _cut(part)) for trained, part in training["text"] or ()]
@@ -261,7 +269,9 @@ def _group_view(place: int, group: Mapping[str, Any]) -> dict[str, Any]:
         samples.append(
             {
                 **training,
-                "score": (group.get("scores") or [None] * (at + 1))[at],
+                "name": f"rollout {list(dict.fromkeys(ids)).index(ids[at])}"
+                + (f", sample {ids[:at].count(ids[at])}" if ids.count(ids[at]) > 1 else ""),
+                "score": score if isinstance(score, float | int) and abs(score) <= LARGEST_REWARD else None,
                 "messages": [_cut_message(message) for message in (messages[0] if messages else ())],
                 "text": text,
                 "tokens": len(sampled),
@@ -269,7 +279,7 @@ def _group_view(place: int, group: Mapping[str, Any]) -> dict[str, Any]:
                 "trainer_logprob": _mean(training["trainer_logprobs"] or ()),
             }
         )
-    scores = [sample["score"] for sample in samples if isinstance(sample["score"], float | int)]
+    scores = [sample["score"] for sample in samples if sample["score"] is not None]
     return {
         "number": place,
         "title": _title(samples),
