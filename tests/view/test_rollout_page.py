@@ -29,7 +29,7 @@ from lachesis_view.html import Templates
 from lachesis_view.html.rollout import rollout_view, title_of
 from lachesis_view.index import Index
 from lachesis_view.rollout_page import rollout_context, sample_tokens
-from lachesis_view.single_page import SHARED
+from lachesis_view.single_page import SHARED, rollout_page
 from lachesis_view.token_text import NoVocabulary, TokenTexts, read_vocabulary, vocabulary_of
 from tests.support.gguf_writer import write_gguf
 from tests.support.hostile_groups import hostile_group
@@ -186,7 +186,11 @@ def test_siblings_part_at_the_token_where_they_part(group: dict[str, Any], vocab
         ({"text": "x" * 200, "flag": True, "huge": 10**5000, "deep": [[1]], "none": None}, "Sort.", "Sort."),
         (None, None, ""),
         ({"id": "task-1"}, "y" * 200, "y" * 98 + "…\nid: task-1"),
-        ({"question": "Go?", "answer": "17:15"}, "When do you leave?", "When do you leave?\nquestion: Go? · answer: 17:15"),
+        (
+            {"question": "Go?", "answer": "17:15"},
+            "When do you leave?",
+            "When do you leave?\nquestion: Go? · answer: 17:15",
+        ),
         (7, "Add.", "Add.\n7"),
         ({"id": 7}, "", "id: 7"),
     ],
@@ -194,6 +198,21 @@ def test_siblings_part_at_the_token_where_they_part(group: dict[str, Any], vocab
 def test_a_title_tells_items_apart_of_which_the_same_is_asked(item: Any, asked: Any, title: str) -> None:
     messages = [{"role": "system", "content": "You sort."}, {"role": "user", "content": asked}]
     assert title_of(item, messages) == title and len(title) <= 110
+
+
+def test_what_an_exception_says_is_shown_once(group: dict[str, Any]) -> None:
+    trace = (
+        "Traceback (most recent call last):\n  File \"env.py\", line 3, in f\n    raise KeyError(name)\nKeyError: 'x'\n"
+    )
+    said = "KeyError: 'x'"
+    rollout = group["rollouts"][0] | {"traceback": f"{said}\n{trace}{said}\n{trace}", "reason": said}
+    shown = rollout_view(group, rollout)
+    assert (shown["traceback"], shown["reason"]) == (2 * trace, "")
+    kept = {"traceback": f"{said}; is it the wrong item?\n{trace}", "reason": "it failed"}
+    shown = rollout_view(group, rollout | kept)
+    assert (shown["traceback"], shown["reason"]) == tuple(kept.values())
+    page = rollout_page(group | {"rollouts": [rollout]}, 0)
+    assert page.count("KeyError: &#39;x&#39;") == 2, "of two exceptions"
 
 
 def test_a_group_shows_the_components_of_every_sibling_in_the_same_order(group: dict[str, Any], tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ COMPONENT = "reward/"
 TITLE_LENGTH = 110
 _MARKS = re.compile(r"<[|｜][^<>]{1,40}[|｜]>|<(?:start|end)_of_turn>|</?s>|\[/?INST\]")
 """Tokens between the messages of a prompt."""
+_HEADLINE = re.compile(r"(?m)^(.+)\n(?=Traceback \(most recent call last\):\n(?:.*\n)*?\1$)")
 _IMAGES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
 
 
@@ -39,6 +40,8 @@ def rollout_view(group: Mapping[str, Any], rollout: Mapping[str, Any], prefix: s
     figures = {name: figure(value) for name, value in (rollout.get("metrics") or {}).items()}
     return {
         "rollout": rollout,
+        "traceback": (trace := trace_of(rollout.get("traceback"))),
+        "reason": "" if (said := str(rollout.get("reason") or "")) and said in trace else said,
         "line": " · ".join(f"{name} {value}" for name, value in figures.items()),
         "rewards": _rewards(rollout),
         "metrics": {name: value for name, value in figures.items() if not name.startswith(COMPONENT)},
@@ -119,6 +122,11 @@ def last_words(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
     if traceback:
         return str(traceback.strip().splitlines()[-1])
     return "" if rollout["outcome"] == "completed" else str(rollout["reason"])
+
+
+def trace_of(text: Any) -> str:
+    """Tracebacks without their headlines where they end with the same."""
+    return _HEADLINE.sub("", str(text or ""))
 
 
 def _branch_view(branch: Branch, rollout: Mapping[str, Any], prefix: str) -> dict[str, Any]:
