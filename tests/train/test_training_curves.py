@@ -429,14 +429,18 @@ def test_the_report_colours_by_reward_counts_rollouts_from_0_and_has_the_setting
     with TrainingRecorder(tmp_path) as recorder:
         recorder.step(step(0, [trained(good), GroupRecord(body=parts, skipped="unproven")]))
         recorder.step(step(1, [trained(good)]))
-        (tmp_path / "checkpoint.json").write_text('{"settings": {"training.learning_rate": 0.5, "training.none": null}}')
+        (tmp_path / "checkpoint.json").write_text(
+            '{"settings": {"training.learning_rate": 0.5, "training.none": null}}'
+        )
     text = (tmp_path / "report.html").read_text()
     cells = re.findall('<span class="cell (\\w+)" title="(.*?)">(.*?)</span>', text)
     assert cells[:2] == [("r9", "rollout 0", "0.98"), ("r10", "rollout 1", "1")], "none is below the mean and red"
     names = ["rollout 0, sample 0", "rollout 0, sample 1", "rollout 1"]
     assert [name.partition(", not")[0] for _, name, _ in cells[4:]] == names
     assert [kind for kind, *_ in cells[4:]] == ["r0", "none", "none"], "what is no reward has no colour"
-    assert '<th class="text">training.learning_rate</th><td class="text">0.5</td>' in text and "training.none" not in text
+    assert (
+        '<th class="text">training.learning_rate</th><td class="text">0.5</td>' in text and "training.none" not in text
+    )
 
 
 def test_the_first_and_the_last_steps_of_a_report_are_different_ones() -> None:

@@ -185,7 +185,9 @@ async def test_runs_are_compared_and_pages_fit_a_phone_in_the_dark(played: Path,
         table = "document.querySelector('table.settings').textContent.replace(/\\s+/g, ' ')"
         assert "group_size" in await page.eval(table) and "same" not in await page.eval(table)
         assert (await page.eval(f"[...{LABELS}].map(label => label.textContent)"))[1:] == ["one", "two"]
-        strokes = "Object.fromEntries(document.querySelector('#curves .card').plot.series.map(s => [s.label, s._stroke]))"
+        strokes = (
+            "Object.fromEntries(document.querySelector('#curves .card').plot.series.map(s => [s.label, s._stroke]))"
+        )
         before = await page.eval(strokes)
         values = "getComputedStyle(document.querySelector('#curves .u-value')).visibility"
         assert await page.eval(values) == "hidden", "there are none before the pointer is on a plot"

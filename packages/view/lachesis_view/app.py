@@ -42,8 +42,7 @@ logger = logging.getLogger(__name__)
 INTERVAL = 1.0
 """Seconds between two looks at the folder."""
 PAGE_SIZE = 100
-GROUP = r"(?:(?:unscored)?-)?[0-9]{1,16}"
-"""The number of a group in an address."""
+GROUP = r"(?:(?:unscored)?-)?[0-9]{1,16}"  # its number in an address
 HEADERS = {
     # Whatever a model wrote into a page: nothing but our own files runs, styles, or is asked for.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -318,7 +317,7 @@ class Viewer:
 
     async def _rollout(self, request: web.Request) -> web.Response:
         filter = Filter.of(request.query)
-        run, number, n = request.match_info["run"], _group_number(request.match_info["group"]), int(request.match_info["n"])
+        (run, number), n = _group_of(request), int(request.match_info["n"])
         group, (before, after) = await asyncio.gather(
             asyncio.to_thread(self._read, run, number, n),
             asyncio.to_thread(self.index.neighbours, filter, (run, number, n)),
@@ -350,7 +349,7 @@ class Viewer:
             return web.Response(text="this viewer was started without --notes", status=403)
         if request.content_type != "application/json":
             return web.Response(text="send application/json", status=415)
-        run, number, n = request.match_info["run"], _group_number(request.match_info["group"]), int(request.match_info["n"])
+        (run, number), n = _group_of(request), int(request.match_info["n"])
         group = await asyncio.to_thread(self.index.group, run, number)
         if n >= len(group["rollouts"]):
             raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}")
@@ -379,7 +378,7 @@ class Viewer:
 
     async def _tokens(self, request: web.Request) -> web.Response:
         """The tokens of one sample, as JSON."""
-        run, number = request.match_info["run"], _group_number(request.match_info["group"])
+        run, number = _group_of(request)
         n, sample = int(request.match_info["n"]), int(request.match_info["sample"])
 
         group = await asyncio.to_thread(self._read, run, number)
@@ -416,7 +415,7 @@ class Viewer:
 
     async def _save(self, request: web.Request) -> web.Response:
         """A rollout or a group as a page of one file, or a rollout's record as a groups file, to be saved."""
-        run, number, n = request.match_info["run"], _group_number(request.match_info["group"]), request.match_info.get("n")
+        (run, number), n = _group_of(request), request.match_info.get("n")
         at = None if n is None else int(n)
         group = await asyncio.to_thread(self._read, run, number, at)
 
@@ -452,7 +451,7 @@ class Viewer:
         return self._vocabularies[named]
 
     async def _group(self, request: web.Request) -> web.Response:
-        run, number = request.match_info["run"], _group_number(request.match_info["group"])
+        run, number = _group_of(request)
         only = [int(n) for n in request.query.get("only", "").split(",") if n.isdecimal() and len(n) < 10]
         group = await asyncio.to_thread(self._read, run, number)
         name = await asyncio.to_thread(self.index.name_of, run, number)
@@ -531,11 +530,11 @@ def _place(text: str) -> tuple[str, int, int]:
     found = re.fullmatch(rf"(.+)/({GROUP})/([0-9]{{1,9}})", path.strip(), re.DOTALL)
     if found is None:
         raise web.HTTPBadRequest(reason="a rollout is RUN/GROUP/N, or the address of its page")
-    return found[1], _group_number(found[2]), int(found[3])
+    return found[1], int(found[2].removeprefix("unscored")), int(found[3])
 
 
-def _group_number(text: str) -> int:
-    return int(text.removeprefix("unscored"))
+def _group_of(request: web.Request) -> tuple[str, int]:
+    return request.match_info["run"], int(request.match_info["group"].removeprefix("unscored"))
 
 
 def _file(body: bytes, name: str) -> web.Response:

@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 
 from backends.errors import LachesisError
-from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.intervals import Mean, mean_of_values, score_range
+from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.tool_failures import ToolFailures
 from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.records.jsonl import read_line
@@ -84,15 +84,8 @@ class Index(FollowedFiles):
             latest = max(each[name]["latest"] or 0.0 if name in each else 0.0 for each in (figures, steps))
             found.append(
                 {
-                    "rollouts": 0,
-                    "groups": 0,
-                    "item_count": 0,
-                    "scored": 0,
-                    "turns": None,
-                    "calls": 0,
-                    "errors": 0,
-                    "tokens": None,
-                    "counted": 0,
+                    **dict.fromkeys(("rollouts", "groups", "item_count", "scored", "calls", "errors", "counted"), 0),
+                    **dict.fromkeys(("turns", "tokens")),
                     **figures.get(name, {}),
                     **row,
                     "settings": parsed(row["settings"]),
@@ -132,16 +125,18 @@ class Index(FollowedFiles):
 
     def name_of(self, run: str, number: int) -> str:
         """A group for people: in an evaluation, its item and which sample of it this is. Raises NoSuchGroup."""
-        place = self._place(run, number)
-        trained = place["kind"] == "trained"
-        item, sample = (place["key"], 0) if trained else whole_and_part(place["key"])
-        at = places_of(self.root / place["path"]).get(item)
-        return group_name(number, trained) if at is None else f"item {at}, sample {sample}"
+        return self._name(self._place(run, number))
+
+    def _name(self, row: sqlite3.Row) -> str:
+        trained = row["kind"] == "trained"
+        item, sample = whole_and_part("" if trained else row["key"] or "")
+        at = places_of(self.root / row["path"]).get(item)
+        return group_name(row["number"], trained) if at is None else f"item {at}, sample {sample}"
 
     def _place(self, run: str, number: int) -> sqlite3.Row:
         """Where the line of a group is. Raises NoSuchGroup."""
         row: sqlite3.Row | None = self._database.execute(
-            "SELECT path, kind, start, length, key FROM groups JOIN files ON files.id = file "
+            "SELECT number, path, kind, start, length, key FROM groups JOIN files ON files.id = file "
             "WHERE groups.run = ? AND number = ?",
             (run, number),
         ).fetchone()
@@ -175,19 +170,14 @@ class Index(FollowedFiles):
         total = self._database.execute(f"SELECT count(*) FROM rollouts WHERE {where}", values).fetchone()[0]
         rows = self._database.execute(
             f"SELECT {COLUMNS}, (SELECT kind FROM files WHERE files.id = file) AS kind, "
+            "(SELECT path FROM files WHERE files.id = file) AS path, "
+            "(SELECT key FROM groups WHERE groups.run = rollouts.run AND groups.number = rollouts.number) AS key, "
             "(SELECT group_concat(tag, ' ') FROM notes WHERE notes.run = rollouts.run "
             "AND notes.number = rollouts.number AND notes.n = rollouts.n) AS tags "
             f"FROM rollouts WHERE {where} ORDER BY {filter.order} LIMIT ? OFFSET ?",
             (*values, page_size, page_size * (filter.page - 1)),
         )
-        found = []
-        for row in rows:
-            name = group_name(row["number"], row["kind"] == "trained")
-            with suppress(NoSuchGroup):
-                name = self.name_of(row["run"], row["number"])
-            alone = name.startswith("item ") and not row["n"]
-            found.append({**row, "name": name if alone else f"{name}, rollout {row['n']}"})
-        return Page(found, total)
+        return Page([{**row, "name": self._name(row)} for row in rows], total)
 
     def neighbours(self, filter: Filter, place: tuple[str, int, int]) -> tuple[Any, Any]:
         """The rollouts before and after one (run, number, n) in the list of a filter; None at its ends, and for one

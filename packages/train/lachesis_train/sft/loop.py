@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from backends.errors import LachesisError
 from lachesis_messages.records.jsonl import JsonlWriter
@@ -28,8 +28,6 @@ from lachesis_train.trainer.learning_rate import learning_rate
 from lachesis_train.trainer.settings import Settings
 
 _LOSS: Final = "cross_entropy"
-
-T = TypeVar("T")
 
 
 class SftRun(EngineRun):
@@ -107,8 +105,7 @@ class SftRun(EngineRun):
         for line in await self._alive(forecast(self._training, self._settings, self._work)):
             self._say(line)
         self._recorder = await asyncio.to_thread(self._new_recorder, 0, self.last_step)
-        evaluation = await self._measure() if self._held_out else {}
-        await self._record(StepRecord(step=0, version=self._version, evaluation=evaluation, tokens=0))
+        await self._record(StepRecord(step=0, version=self._version, evaluation=await self._measure(), tokens=0))
 
     async def _one_step(self) -> bool:
         assert self._training is not None
@@ -121,12 +118,10 @@ class SftRun(EngineRun):
         trained = await self._alive(self._training.step(data, _LOSS, settings.adam(rate)))
         seconds = {"train": time.perf_counter() - begun}
         self.step = step
-        evaluation: dict[str, float] = {}
         due = step % sft.eval_interval == 0 if sft.eval_interval else step in self._measured
-        if self._held_out and (due or step == self.last_step):
-            begun = time.perf_counter()
-            evaluation = await self._measure()
-            seconds["evaluate"] = time.perf_counter() - begun
+        begun = time.perf_counter()
+        evaluation = await self._measure() if due or step == self.last_step else {}
+        seconds |= {"evaluate": time.perf_counter() - begun} if evaluation else {}
         await self._record(
             StepRecord(
                 step=step,
@@ -146,6 +141,8 @@ class SftRun(EngineRun):
     async def _measure(self) -> dict[str, float]:
         """The loss on the held-out examples."""
         assert self._training is not None
+        if not self._held_out:
+            return {}
         logprobs: list[Sequence[float]] = []
         size = self._sft.batch_size
         for at in range(0, len(self._held_out), size):

@@ -54,8 +54,7 @@ class Chart:
     legend: Sequence[tuple[str, int, str]] = field(default_factory=tuple)
     """Name, colour, value of the last step."""
     steps_per_point: int = 1
-    narrow: Chart | None = None
-    """A wide one as it is drawn on a phone, where its texts would be too small."""
+    narrow: Chart | None = None  # as a wide one is drawn on a phone, where its texts would be too small
 
 
 def line_chart(
