@@ -190,7 +190,8 @@ async def test_runs_are_compared_and_pages_fit_a_phone_in_the_dark(played: Path,
         )
         before = await page.eval(strokes)
         values = "getComputedStyle(document.querySelector('#curves .u-value')).visibility"
-        assert await page.eval(values) == "hidden", "there are none before the pointer is on a plot"
+        colon = "getComputedStyle(document.querySelector('#curves .u-legend th'), '::after').visibility"
+        assert await page.eval(f"{values} + {colon}") == "hiddenhidden", "none before the pointer is there"
         at = "JSON.parse(JSON.stringify(document.querySelector('#curves .u-over').getBoundingClientRect()))"
         await page.eval("document.querySelector('#curves .u-over').scrollIntoView({block: 'center'})")
         place = await page.eval(at)
