@@ -433,6 +433,7 @@ def test_the_report_colours_by_reward_counts_rollouts_from_0_and_has_the_setting
             '{"settings": {"training.learning_rate": 0.5, "training.none": null}}'
         )
     text = (tmp_path / "report.html").read_text()
+    assert re.findall('<summary><span class="dim">(\\d)</span>', text) == ["0", "0", "1"], "groups, too"
     cells = re.findall('<span class="cell (\\w+)" title="(.*?)">(.*?)</span>', text)
     assert cells[:2] == [("r9", "rollout 0", "0.98"), ("r10", "rollout 1", "1")], "none is below the mean and red"
     names = ["rollout 0, sample 0", "rollout 0, sample 1", "rollout 1"]
