@@ -25,7 +25,7 @@ COMPONENT = "reward/"
 TITLE_LENGTH = 110
 _MARKS = re.compile(r"<[|｜][^<>]{1,40}[|｜]>|<(?:start|end)_of_turn>|</?s>|\[/?INST\]")
 """Tokens between the messages of a prompt."""
-_HEADLINE = re.compile(r"(?m)^(.+)\n(?=Traceback \(most recent call last\):\n(?:.*\n)*?\1$)")
+HEADLINE = re.compile(r"(?m)^(.+)\n(?=Traceback \(most recent call last\):\n(?:.*\n)*?\1$)")  # which it ends with, too
 _IMAGES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
 
 
@@ -40,7 +40,7 @@ def rollout_view(group: Mapping[str, Any], rollout: Mapping[str, Any], prefix: s
     figures = {name: figure(value) for name, value in (rollout.get("metrics") or {}).items()}
     return {
         "rollout": rollout,
-        "traceback": (trace := trace_of(rollout.get("traceback"))),
+        "traceback": (trace := HEADLINE.sub("", str(rollout.get("traceback") or ""))),
         "reason": "" if (said := str(rollout.get("reason") or "")) and said in trace else said,
         "line": " · ".join(f"{name} {value}" for name, value in figures.items()),
         "rewards": _rewards(rollout),
@@ -124,11 +124,6 @@ def last_words(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
     return "" if rollout["outcome"] == "completed" else str(rollout["reason"])
 
 
-def trace_of(text: Any) -> str:
-    """Tracebacks without their headlines where they end with the same."""
-    return _HEADLINE.sub("", str(text or ""))
-
-
 def _branch_view(branch: Branch, rollout: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     errors: dict[tuple[str, str], str] = {}
     for each in rollout.get("tool_errors") or ():
@@ -143,13 +138,12 @@ def _branch_view(branch: Branch, rollout: Mapping[str, Any], prefix: str) -> dic
         view["anchor"] = anchor = prefix + branch.anchor(place)
         view["turn"], view["label"] = turn, None if turn is None else turn + inherited
         for call in view["calls"]:
-            known = branch.calls.get(call["id"])
+            known = branch.calls.get(call["id"]) or {}
             # Records of older versions name failed calls by what was called.
             asked = call["name"], str(call["arguments"])
             failed = bool(known.get("failed")) if known else asked in errors
-            repaired = (known or {}).get("repaired")
-            call |= {"took": _took(known or {}), "failed": failed, "repaired": repaired, "anchor": anchor}
-            call["seconds"] = (known or {}).get("seconds")
+            call |= {"took": _took(known), "failed": failed, "repaired": known.get("repaired"), "anchor": anchor}
+            call["seconds"] = known.get("seconds")
             call["reason"] = short_line(errors.get(asked)) if failed else ""
             calls[call["id"]] = call
         if view["role"] == "assistant":
@@ -209,10 +203,9 @@ def _call_view(call: Any) -> dict[str, Any]:
         "arguments": arguments,
         "shown": pretty(arguments),
         "took": "",
-        "seconds": None,
         "failed": False,
         "reason": "",
-        "repaired": None,
+        **dict.fromkeys(("seconds", "repaired")),
     }
 
 

@@ -32,7 +32,7 @@ from lachesis.figures.summary import Summary
 from lachesis_messages.records.groups import stored_messages
 from lachesis_view.html import Templates, pretty, visible, write_page
 from lachesis_view.html.parts import Parts, pack, to_json
-from lachesis_view.html.rollout import last_words, rollout_view, title_of, tool_views, trace_of
+from lachesis_view.html.rollout import HEADLINE, last_words, rollout_view, title_of, tool_views
 
 if TYPE_CHECKING:
     from lachesis_view.pairs import Difference
@@ -154,7 +154,7 @@ class ReportedRun:
             [
                 part("item", key, pretty(group["item"])),
                 self._toolsets[name],
-                part("trajectories", views, trace_of(group.get("traceback"))),
+                part("trajectories", views, HEADLINE.sub("", str(group.get("traceback") or ""))),
             ]
         )
 
