@@ -311,7 +311,7 @@ class HermesAgentBaseEnv(AtroposBase):
 
     def initial_messages(self, item: Any) -> list[dict[str, Any]]:
         """The messages with which a rollout of `item` starts."""
-        prompt = self.format_prompt(item)
+        prompt: Any = self.format_prompt(item)
         if not isinstance(prompt, str | list | tuple):
             kind = type(prompt).__name__
             raise TypeError(f"{type(self).__name__}.format_prompt returned a {kind}; return text, or a list of parts")

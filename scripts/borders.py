@@ -22,13 +22,13 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 18_860,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
-    "lachesis": 18_660,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
-    "lachesis_client": 2_920,  # streams
+    "lachesis": 18_700,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
+    "lachesis_client": 2_940,  # streams
     "lachesis_compat": 5_170,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_060,  # the plays and findings of the audit, chats, the agent
-    "lachesis_data": 6_500,
+    "lachesis_data": 6_520,
     "lachesis_doors": 4_490,  # tokens for two trainers; without the client of MCP, which tools have
-    "lachesis_envs": 9_320,  # web_research, browser_tasks, the maze, word problems of the demo
+    "lachesis_envs": 9_330,  # web_research, browser_tasks, the maze, word problems of the demo
     "lachesis_messages": 4_735,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_125,

@@ -396,5 +396,5 @@ def _unsent(error: Exception) -> str:
     system = getattr(error, "os_error", None)
     if not isinstance(system, OSError):
         return f"{type(error).__name__}: {error}"
-    said = os.strerror(system.errno) if (system.errno or 0) > 0 else system.strerror
-    return f"cannot connect: {said or system}"
+    number = system.errno or 0  # those of name servers are negative
+    return f"cannot connect: {os.strerror(number) if number > 0 else system.strerror or system}"
