@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
+    NonNegativeInt,
     field_validator,
     model_validator,
 )
@@ -166,7 +167,7 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
     preview_size_chars: int = Field(
         default=DEFAULT_PREVIEW_SIZE_CHARS, ge=0, description="Characters of the preview of such a result."
     )
-    tool_result_overrides: dict[str, int] | None = Field(
+    tool_result_overrides: dict[str, NonNegativeInt] | None = Field(
         default=None,
         description="Limits per tool name that replace default_result_size_chars; results of read_file have no limit.",
     )
@@ -311,6 +312,16 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
     )
     wandb_name: Annotated[str | None, HOW] = Field(default=None, description="Name of the W&B run.")
     num_rollouts_to_keep: Annotated[int, HOW] = Field(default=32, description="Rollouts in a W&B table.")
+
+    @field_validator("prefill_messages")
+    @classmethod
+    def _check_prefill(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if messages:
+            from lachesis_messages.responses import as_message
+
+            for number, message in enumerate(messages):
+                as_message(message, number)
+        return messages
 
     @field_validator("distribution")
     @classmethod

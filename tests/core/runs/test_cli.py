@@ -152,6 +152,8 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
             2,
             "error: openai.session_header 'a/b'",
         ),
+        ('eval gsm8k --env.prefill_messages [{"role":"a","content":"x"}]', 2, "message 0: unknown role "),
+        ('eval gsm8k --env.tool_result_overrides {"terminal":-5}', 2, "tool_result_overrides.terminal: must be at"),
         ("evaluate gsm9k -m reference", 2, "did you mean gsm8k?"),
         ("tasks verify unread", 2, "unread/task.toml: it is not TOML"),
         ("train --env gsm9k", 2, "did you mean gsm8k?"),
