@@ -334,6 +334,45 @@ def test_a_chat_that_was_killed_goes_on(tmp_path: Path) -> None:
     assert results == ["", "one\n", "one\none\n"]
 
 
+def test_a_chat_that_is_killed_while_it_resumes_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "state/lachesis/chats/k.jsonl"
+    typed = "/terminal sleep 0\n/terminal sleep 0.05\n/terminal cat a\n"
+    chat(tmp_path, "terminal", "--as", "agent", "--session", "k", typed=typed)
+    path.write_text(path.read_text().replace("sleep 0.05", "sleep 50"))
+    before = path.read_bytes()
+    with subprocess.Popen(
+        command("--as", "agent", "--session", "k"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**environment(tmp_path), "PYTHONUNBUFFERED": "1"},
+        cwd=tmp_path,
+    ) as process:
+        assert process.stdout is not None
+        while b"sleep 50" not in (line := process.stdout.readline()):
+            assert line
+        process.kill()
+    assert path.read_bytes() == before
+
+
+async def test_what_a_person_said_without_an_answer_is_there_again_with_the_summary(tmp_path: Path) -> None:
+    def answer(body: dict[str, Any]) -> Answer:
+        asked = body["messages"][-1]["content"]
+        return 400 if asked.startswith("no answer") else say("a summary" if "Summarise" in asked else f"to {asked}")
+
+    async with ScriptedServer(answer) as server:
+        line = ["tool_result", "-m", "scripted", "-b", server.base_url, "--session", "k"]
+        typed = "two\nno answer\nmy number is 4711\nthree\nfour\n/compress\nno answer, again\nlast\n"
+        await asyncio.to_thread(chat, tmp_path, *line, "-o", f"{tmp_path}/run", typed=typed)
+        kept = Journal.named("k", tmp_path / "state/lachesis/chats").messages
+        server.requests.clear()
+        said = await asyncio.to_thread(chat, tmp_path, *line, "-o", f"{tmp_path}/again", typed="and now?\n")
+        assert Journal.named("k", tmp_path / "state/lachesis/chats").messages[: len(kept)] == kept
+    texts = [message["content"] for message in server.requests[-1]["messages"]]
+    assert texts[1:3] == ["[CONTEXT SUMMARY]: a summary", "my number is 4711"]
+    assert texts[-4:] == ["no answer, again", "last", "to last", "and now?"]
+    assert "user: [CONTEXT SUMMARY]" in said and "user: no answer, again\n" in said
+
+
 @pytest.mark.long
 async def test_of_a_chat_that_is_killed_ten_times_every_answer_that_was_shown_is_kept(tmp_path: Path) -> None:
     asked = 0

@@ -110,7 +110,7 @@ def _cut(seat: Seat, history: MessageHistory, response: ChatResponse | None, kee
     if response is not None:
         history.branch(response, "taken back")
     history.rewind(keep, "taken back")
-    seat.journal.follow(seat.kept(history))
+    seat.follow(history)
     seat.screen.note(f"{keep - seat.first} messages are left after the prompt; {sandbox}")
     return Action.CUT
 
@@ -186,7 +186,7 @@ async def _compress(seat: Seat, history: MessageHistory, response: ChatResponse 
     seat.tokens.add(answer.usage)
     summary = answer.message.text
     history[seat.first : ends[-1]] = [Message("user", f"[CONTEXT SUMMARY]: {summary}")]
-    seat.journal.follow(seat.kept(history))
+    seat.follow(history)
     seat.screen.note(f"{ends[-1] - seat.first} messages became a summary of {len(summary)} characters")
     return Action.STAY
 

@@ -27,22 +27,30 @@ class Replay:
         self._whole = turns is None
         self._place = 0
         """Of the next message."""
-        self._summarised = False
+        self.over = not self._messages
+        """Nothing more of it is played."""
         self._turns = self._results = self._differing = 0
         self._volatile = 0
         """Results that differ in times, addresses or numbers only."""
 
     def turn(self, history: MessageHistory) -> Message | None:
-        """The next turn, after the results up to here were compared with those in `history`; None at the end."""
+        """The next turn, after the results up to here were compared with those in `history`; None at the end.
+
+        What a person said before it without an answer, and summaries, are added to `history`.
+        """
         now = {node.message.tool_call_id: node.message.text for node in history.nodes() if node.message.tool_call_id}
-        while self._place < len(self._messages) and self._messages[self._place]["role"] == "tool":
-            self._compare(self._messages[self._place], now)
+        for recorded in self._messages[self._place :]:
+            if recorded["role"] == "tool":
+                self._compare(recorded, now)
+            elif recorded["role"] == "assistant" or not (self._left > 0 or self._whole):
+                break
+            else:
+                history.append(said := Message.from_openai(recorded))
+                self._screen.said(said.role, said.text)
             self._place += 1
         if self._left <= 0 or self._place >= len(self._messages):
             self._summarise()
             return None
-        while self._messages[self._place]["role"] != "assistant":
-            self._place += 1
         said = Message.from_openai(self._messages[self._place])
         self._place += 1
         self._left -= 1
@@ -54,6 +62,7 @@ class Replay:
     def user(self) -> ToolResult | None:
         """What the user says next; None if the recording has no more, or is not played further."""
         if self._place >= len(self._messages) or not (self._left > 0 or self._whole):
+            self._summarise()
             return None
         following = self._messages[self._place]
         if following["role"] != "user":
@@ -75,8 +84,8 @@ class Replay:
 
     def _summarise(self) -> None:
         """Once, when the replay is over."""
-        if self._messages and not self._summarised:
-            self._summarised = True
+        if not self.over:
+            self.over = True
             more = f", {self._volatile} in times or numbers only" if self._volatile else ""
             self._screen.note(
                 f"replayed {counted(self._turns, 'turn')}: {self._differing} of {self._results} results differ{more}"

@@ -68,6 +68,8 @@ class Seat:
         self.screen, self.journal, self.as_agent = screen, journal, as_agent
         self._commands, self._run_command = commands, run_command
         self._replay = Replay(screen, recorded, turns)
+        self._resumes = bool(journal.messages)
+        """What is played is in the journal."""
         self.places = ChatPlaces()
         self._said: ToolResult | None = None
         """The user's next message."""
@@ -142,10 +144,13 @@ class Seat:
         """The next turn of the agent."""
         history: MessageHistory = messages
         self._show_new(history)
-        if (message := self._replay.turn(history)) is not None:
+        message = self._replay.turn(history)
+        self._shown = len(history)
+        if message is not None:
             recorded = self._given(message, "recording")
             self._show_turn(history, recorded)
             return await self._settle(history, recorded, options)
+        self.follow(history)
         if self.as_agent:
             return await self._ask_person(history)
         paused, self._paused = self._paused, False
@@ -175,9 +180,12 @@ class Seat:
         self, history: MessageHistory, response: ChatResponse, options: Mapping[str, Any]
     ) -> ChatResponse:
         """After a recorded turn: what the user says to it, if the recording has no more."""
-        if response.message.tool_calls or self._own_user is not None:
+        if response.message.tool_calls:
             return response
-        if (said := self._replay.user()) is not None:
+        said = self._replay.user()
+        if self._own_user is not None:  # it speaks itself
+            return response
+        if said is not None:
             self._said = said
         elif not self.as_agent:
             action = await self.talk(history, response)
@@ -189,7 +197,7 @@ class Seat:
 
     async def user_message(self, history: MessageHistory) -> str | ToolResult | None:
         """What the user says to the answer at the end of `history`."""
-        self.journal.follow(self.kept(history))
+        self.follow(history)
         if self._own_user is not None:
             return await self._own_user(history)
         said, self._said = self._said, None
@@ -243,7 +251,7 @@ class Seat:
 
     async def talk(self, history: MessageHistory, response: ChatResponse | None) -> Action:
         """Lines of the person until one says something, asks again or ends. `response` is not in `history` yet."""
-        self.journal.follow(self.kept(history, response))
+        self.follow(history, response)
         while True:
             line = await self._line("you> ")
             action = Action.END if line is None else Action.STAY
@@ -264,7 +272,7 @@ class Seat:
                     return Action.SAY
                 history.append(Message("user", said.parts))
                 self._shown = len(history)
-                self.journal.follow(self.kept(history))
+                self.follow(history)
                 return Action.AGAIN
             elif response is None:
                 return Action.AGAIN
@@ -286,10 +294,12 @@ class Seat:
                     self.screen.note("Ctrl-C again, Ctrl-D or /quit ends the chat")
         return None
 
-    def kept(self, history: MessageHistory, response: ChatResponse | None = None) -> list[dict[str, Any]]:
-        """The conversation after the prompt, as it is written down, with an answer that is not in `history` yet."""
-        more = [response.message.to_openai("reasoning")] if response is not None else []
-        return [dict(each) for each in (*history.to_openai("reasoning")[self.first :], *more)]
+    def follow(self, history: MessageHistory, response: ChatResponse | None = None) -> None:
+        """Write down the conversation after the prompt, with an answer that is not in `history` yet."""
+        if self._replay.over or not self._resumes:  # what is still to be played would be cut off in its file
+            more = [response.message.to_openai("reasoning")] if response is not None else []
+            kept = (*history.to_openai("reasoning")[self.first :], *more)
+            self.journal.follow([dict(each) for each in kept])
 
     async def reward(self, history: MessageHistory, response: ChatResponse | None) -> Reward | None:
         """The environment's reward, as the conversation and the sandbox stand.
@@ -354,11 +364,10 @@ class Seat:
         for node in nodes[self._shown :]:
             if node.message.role in ("user", "system") and node.message.text != self._typed:
                 self.screen.said(node.message.role, node.message.text)
-        self._shown, self._typed = len(nodes), ""
-        self.journal.follow(self.kept(history))
+        self._typed = ""
 
     def _show_turn(self, history: MessageHistory, response: ChatResponse) -> None:
-        self.journal.follow(self.kept(history, response))  # what a person has seen is on the disk
+        self.follow(history, response)  # what a person has seen is on the disk
         message = response.message
         if message.text and message.text.strip() != self.screen.streamed.strip():
             self.screen.said("agent", message.text)
