@@ -271,6 +271,16 @@ async def test_another_model_is_asked_at_the_same_server_and_without_a_foreign_k
     assert all("key-of-a" not in str(headers) for headers in other.headers)
 
 
+def test_no_key_of_the_flags_is_written_down(tmp_path: Path) -> None:
+    line = ["tool_result", "--session", "s", "-o", f"{tmp_path}/run"]
+    flags = ["--openai.model_name", "reference", "--openai.api_key", "secret-1", "-k", "secret-2"]
+    flags += ["--env.max_token_length", "500", "--env.terminal_env={api_key: secret-3}"]
+    chat(tmp_path, *line, *flags, "--openai.headers", "{X-Key: secret-4}", typed="/quit\n")
+    path = tmp_path / "state/lachesis/chats/s.jsonl"
+    assert "secret" not in path.read_text() and '"--env.max_token_length", "500"' in path.read_text()
+    assert "replayed 2 turns" in chat(tmp_path, *line, typed="/quit\n")
+
+
 async def test_a_chat_without_an_environment_takes_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,7 +67,7 @@ async def test_each_command_on_a_terminal(tmp_path: Path) -> None:
         ("agent: two", "/undo\r"),
         ("0 messages are left", f"/image {image}\r"),
         ("goes with your next", "what is this?\r"),
-        ("agent: three", "/model scripted-2\r"),
+        ("agent: three", "/model scripted-2 URL secret-key\r"),
         ("the next answer is of scripted-2", "and now?\r"),
         ("agent: four", "/compress\r"),
         ("too short", "more\r"),
@@ -87,8 +87,11 @@ async def test_each_command_on_a_terminal(tmp_path: Path) -> None:
         terminal = Terminal(tmp_path, *arguments)
         for seen, typed in steps:
             await asyncio.to_thread(terminal.until, seen)
-            terminal.type(typed)
+            terminal.type(typed.replace("URL", server.base_url))
         assert await asyncio.to_thread(terminal.close) == 0
+    lines = tmp_path / "state/lachesis/typed"
+    assert "+go on" in lines.read_text() and "secret-key" not in lines.read_text()
+    assert lines.stat().st_mode & 0o777 == 0o600
     [record] = records(tmp_path / "run")
     [messages] = record["messages"]
     assert [m["content"] for m in messages if m["role"] == "assistant"] == ["four", "five", "six", "seven"]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -43,10 +43,10 @@ class Screen:
         history: the file of the lines that were typed.
     """
 
-    def __init__(self, *, plain: bool = False, history: Path | None = None, output: IO[str] | None = None) -> None:
+    def __init__(self, *, plain: bool = False, history: Path) -> None:
         # A closed standard input is None.
         self.plain = plain or sys.stdin is None or not (sys.stdin.isatty() and sys.stdout.isatty())
-        self.console = Console(file=output, emoji=False, markup=False, highlight=False, no_color=self.plain or None)
+        self.console = Console(emoji=False, markup=False, highlight=False, no_color=self.plain or None)
         self.personality = "plain"
         self.words: Callable[[], Sequence[str]] = lambda: ()
         """What the prompt completes."""
@@ -76,7 +76,7 @@ class Screen:
     def _prompt_session(self) -> Any:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import Completer, Completion
-        from prompt_toolkit.history import FileHistory, InMemoryHistory
+        from prompt_toolkit.history import FileHistory
         from prompt_toolkit.key_binding import KeyBindings
 
         keys, words = KeyBindings(), self.words
@@ -93,11 +93,17 @@ class Screen:
                         if word.startswith(typed):
                             yield Completion(word, start_position=-len(typed))
 
-        history: Any = InMemoryHistory()
-        if self._history is not None:
-            self._history.parent.mkdir(parents=True, exist_ok=True)
-            history = FileHistory(str(self._history))
-        return PromptSession(history=history, completer=Words(), key_bindings=keys, complete_while_typing=False)
+        class Typed(FileHistory):
+            def store_string(self, string: str) -> None:
+                if not re.match(r"/model(\s+\S+){3}", string):  # with a key
+                    super().store_string(string)
+
+        self._history.parent.mkdir(parents=True, exist_ok=True)
+        self._history.touch(0o600)
+        self._history.chmod(0o600)  # also one that is there already
+        return PromptSession(
+            history=Typed(self._history), completer=Words(), key_bindings=keys, complete_while_typing=False
+        )
 
     @contextmanager
     def thinking(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -194,8 +195,7 @@ def _environment(
         if (found := item) is None:
             found = await drawn(env)
         if not seat.journal.about:
-            kept = [flag for flag in chosen if ".api_key" not in flag]  # no secret is written down
-            seat.journal.begin({"environment": target, "flags": kept, "item": found})
+            seat.journal.begin({"environment": target, "flags": _kept(chosen), "item": found})
         return found
 
     async def drawn(env: HermesAgentBaseEnv) -> Any:
@@ -228,6 +228,13 @@ def _environment(
     seat.model, seat.tool_call_parser = env.server_configs[0], env.config.tool_call_parser
     env.console = Console(emoji=False, file=io.StringIO())
     return env
+
+
+def _kept(flags: Sequence[str]) -> list[str]:
+    """The flags for the file of a chat, without secrets. A value may be a word of its own."""
+    groups = re.split(r"\0(?=--)", "\0".join(flags))
+    kept = "\0".join(each for each in groups if not re.search(r"\bapi_key\b|\.headers\b|\bheaders\W*:", each))
+    return kept.split("\0") if kept else []
 
 
 def _settings(env_cls: type[HermesAgentBaseEnv], flags: Sequence[str]) -> dict[str, Any]:
