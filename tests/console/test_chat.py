@@ -271,6 +271,12 @@ async def test_another_model_is_asked_at_the_same_server_and_without_a_foreign_k
     assert all("key-of-a" not in str(headers) for headers in other.headers)
 
 
+def test_a_branch_of_a_chat_without_a_name_is_kept(tmp_path: Path) -> None:
+    chat(tmp_path, "tool_result", "-m", "reference", "-o", f"{tmp_path}/run", typed="/branch mine\n/quit\n")
+    [path] = (tmp_path / "state/lachesis/chats").iterdir()
+    assert path.name == "mine.jsonl" and '"291"' in path.read_text()
+
+
 def test_no_key_of_the_flags_is_written_down(tmp_path: Path) -> None:
     line = ["tool_result", "--session", "s", "-o", f"{tmp_path}/run"]
     flags = ["--openai.model_name", "reference", "--openai.api_key", "secret-1", "-k", "secret-2"]

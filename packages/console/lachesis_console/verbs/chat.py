@@ -87,6 +87,7 @@ async def _chat(target: str | None, given: argparse.Namespace, flags: list[str])
     target = target or str(journal.about.get("environment") or NAME)
     if target == NAME and (recorded is not None or given.seat == "agent"):
         raise SettingsError("name the environment: lachesis chat ENV; `lachesis envs` lists some")
+    unnamed = None if given.session else journal.path
     if journal.about:
         if recorded is not None:
             raise SettingsError(f"the chat {given.session} exists; replay into another one")
@@ -113,8 +114,8 @@ async def _chat(target: str | None, given: argparse.Namespace, flags: list[str])
     ended = [name for name, count in result.summary.outcomes.items() if count and name != "completed"]
     reward += f" ({', '.join(ended)})" if ended else ""
     screen.note(f"reward {reward}; the rollout is in {result.files.groups}")
-    if not given.session and seat.journal.path.exists():
-        seat.journal.path.unlink()
+    if unnamed is not None:
+        unnamed.unlink(missing_ok=True)
     return 0
 
 
