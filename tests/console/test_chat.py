@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from backends.errors import SettingsError
 from lachesis_console.chat.agent_lines import NotACall, read_line
 from lachesis_console.chat.journal import Journal
 from lachesis_console.chat.recordings import differs, find_rollout, recorded_policy, recorded_rollouts
@@ -340,6 +341,7 @@ def test_a_chat_that_was_killed_goes_on(tmp_path: Path) -> None:
     killed(tmp_path, ["/terminal echo one > a", "/terminal cat a"], 4)
     journal = Journal.named("k", tmp_path / "state/lachesis/chats")
     assert [m["role"] for m in journal.messages] == ["assistant", "tool", "assistant", "tool"]
+    journal.close()
     with journal.path.open("ab") as file:
         file.write(b'{"role": "assist')  # cut off
     typed = "/terminal cat a a\nDone\n"
@@ -431,12 +433,31 @@ def test_a_journal_follows_edits_and_refuses_other_files(tmp_path: Path) -> None
         history.append({"role": "user", "content": "next"})
         journal.follow(history.to_openai()[1:])
     history.rewind(2, "taken back")
+    history[1]["content"] = "half a character: \ud800"
     journal.follow(history.to_openai()[1:])
+    with pytest.raises(SettingsError, match=r"a\.jsonl cannot be used: another chat goes on in it; end that one"):
+        Journal.named("a", tmp_path)
+    journal.close()
+    assert journal.path.stat().st_mode & 0o777 == 0o600
     assert Journal.named("a", tmp_path).messages == history.to_openai()[1:]
     (tmp_path / "b.jsonl").write_text('{"schema": "other"}\n')
     for name in ("b", "../a", "", ".hidden"):
         with pytest.raises(Exception, match="name"):
             Journal.named(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line", ["123", '{"keep": "x"}', '{"keep": 9}', '{"content": "hi"}', "[" * 100_000, "\xff", "{}"]
+)
+def test_a_damaged_line_of_a_journal_is_named(line: str, tmp_path: Path) -> None:
+    journal = Journal.named("a", tmp_path)
+    journal.begin({"environment": "e", "flags": [], "item": 1})
+    journal.close()
+    header = journal.path.read_text()
+    for number, text in ((1, f"{line}\n"), (2, f"{header}{line}\n")):
+        journal.path.write_text(text, encoding="latin-1")
+        with pytest.raises(SettingsError, match=rf"a\.jsonl, line {number} is none of a chat .*; move the file away"):
+            Journal.named("a", tmp_path)
 
 
 @pytest.mark.parametrize(
