@@ -272,6 +272,14 @@ async def test_another_model_is_asked_at_the_same_server_and_without_a_foreign_k
     assert all("key-of-a" not in str(headers) for headers in other.headers)
 
 
+def test_a_chat_is_never_taken_for_a_run_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("run", "data/tool-result", "data/tool-result-2"):
+        output = ["-o", folder] if folder == "run" else []
+        said = chat(tmp_path, "tool_result", "-m", "reference", "--session", "s", *output, typed="/quit\n")
+        assert "agent: 291" in said and f"the rollout is in {folder}/groups.jsonl" in said
+
+
 def test_a_branch_of_a_chat_without_a_name_is_kept(tmp_path: Path) -> None:
     chat(tmp_path, "tool_result", "-m", "reference", "-o", f"{tmp_path}/run", typed="/branch mine\n/quit\n")
     [path] = (tmp_path / "state/lachesis/chats").iterdir()

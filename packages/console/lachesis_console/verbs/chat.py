@@ -182,6 +182,7 @@ def _environment(
     from rich.console import Console
 
     from lachesis.loop.loop import HermesAgentLoop
+    from lachesis.runs.run_folder import data_folder, unused
     from lachesis.settings.hooks import of_hook
     from lachesis_console.replaced import with_methods
     from lachesis_tools.on_request import with_requested
@@ -228,13 +229,18 @@ def _environment(
     env = with_methods(env_cls, get_next_item=get_next_item, player_for=player_for, tools=tools)(**settings)
     seat.model, seat.tool_call_parser = env.server_configs[0], env.config.tool_call_parser
     env.console = Console(emoji=False, file=io.StringIO())
+    groups = Path(env.config.data_path_to_save_groups or data_folder(env.run_name) / "groups.jsonl")
+    if groups.exists():  # it would be continued, which has nothing left to play
+        groups = unused(groups.parent) / groups.name
+    env.config.data_path_to_save_groups = str(groups)
     return env
 
 
 def _kept(flags: Sequence[str]) -> list[str]:
-    """The flags for the file of a chat, without secrets. A value may be a word of its own."""
+    """The flags for the file of a chat, without secrets and the folder. A value may be a word of its own."""
     groups = re.split(r"\0(?=--)", "\0".join(flags))
-    kept = "\0".join(each for each in groups if not re.search(r"\bapi_key\b|\.headers\b|\bheaders\W*:", each))
+    left_out = re.compile(r"\bapi_key\b|\.headers\b|\bheaders\W*:|\.data_path_to_save_groups\b")
+    kept = "\0".join(each for each in groups if not left_out.search(each))
     return kept.split("\0") if kept else []
 
 
