@@ -280,6 +280,50 @@ def test_a_chat_is_never_taken_for_a_run_that_is_done(tmp_path: Path, monkeypatc
         assert "agent: 291" in said and f"the rollout is in {folder}/groups.jsonl" in said
 
 
+BROKEN = """
+from lachesis import HermesAgentBaseEnv
+from lachesis_tools import BUILTIN_TOOLS, tool
+
+@tool(toolset="bug")
+async def broken() -> str:
+    \'\'\'Breaks.\'\'\'
+    raise ValueError("the database is down")
+
+class Bug(HermesAgentBaseEnv):
+    name = "bug"
+    tools, toolsets = BUILTIN_TOOLS.extended(broken), ("bug",)
+
+    async def get_next_item(self):
+        return {}
+
+    def format_prompt(self, item):
+        return "say something"
+
+    def compute_reward(self, item, result, ctx):
+        raise RuntimeError("the reward is down")
+
+    def reference_policy(self):
+        return lambda messages, tools: "hi"
+"""
+
+
+@pytest.mark.parametrize(("typed", "why"), [("/broken\n", "the database is down"), ("hi\n", "the reward is down")])
+def test_what_breaks_in_the_environment_is_said(typed: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "bug.py").write_text(BROKEN)
+    line = [f"{tmp_path}/bug.py", "--as", "agent", "-o", f"{tmp_path}/run"]
+    said = chat(tmp_path, *line, typed=typed, code=1)
+    assert f'Error("{why}")\n' in said and "error: environment: " in said
+    assert f"the rollout is in {tmp_path}/run/groups.failed.jsonl" in said and "groups 0/1" not in said
+    assert len(records(tmp_path / "run", "groups.failed.jsonl")) == 1
+
+
+def test_no_character_ends_a_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    typed = '/look_up {"part": "\\ud800"}\n/look_up gear-33\n/history\n291\n'
+    said = chat(tmp_path, "tool_result", "--as", "agent", "-o", f"{tmp_path}/run", typed=typed)
+    assert "half of a surrogate pair" in said and "\\u2190 look_up" in said and "reward 1;" in said
+
+
 def test_a_branch_of_a_chat_without_a_name_is_kept(tmp_path: Path) -> None:
     chat(tmp_path, "tool_result", "-m", "reference", "-o", f"{tmp_path}/run", typed="/branch mine\n/quit\n")
     [path] = (tmp_path / "state/lachesis/chats").iterdir()

@@ -46,6 +46,8 @@ class Screen:
     def __init__(self, *, plain: bool = False, history: Path) -> None:
         # A closed standard input is None.
         self.plain = plain or sys.stdin is None or not (sys.stdin.isatty() and sys.stdout.isatty())
+        if hasattr(sys.stdout, "reconfigure"):  # no character that the terminal lacks ends a chat
+            sys.stdout.reconfigure(errors="backslashreplace")
         self.console = Console(emoji=False, markup=False, highlight=False, no_color=self.plain or None)
         self.personality = "plain"
         self.words: Callable[[], Sequence[str]] = lambda: ()

@@ -113,10 +113,11 @@ async def _chat(target: str | None, given: argparse.Namespace, flags: list[str])
     reward = f"{result.summary.reward.mean:g}" if result.summary.scored else "none"
     ended = [name for name, count in result.summary.outcomes.items() if count and name != "completed"]
     reward += f" ({', '.join(ended)})" if ended else ""
-    screen.note(f"reward {reward}; the rollout is in {result.files.groups}")
+    broken, files = _broken(env, seat, result), result.files
+    screen.note(f"reward {reward}; the rollout is in {files.groups if result.summary.scored else files.failures}")
     if unnamed is not None:
         unnamed.unlink(missing_ok=True)
-    return 0
+    return broken
 
 
 async def _plain_chat(seat: Seat, recorded: RecordedRollout | None, flags: list[str]) -> int:
@@ -138,11 +139,22 @@ async def _plain_chat(seat: Seat, recorded: RecordedRollout | None, flags: list[
     with TemporaryDirectory(prefix="chat-") as folder:
         given = [f"--env.data_path_to_save_groups={folder}/groups.jsonl", *given]
         env = _environment(PlainChat, given, seat, recorded, 0, NAME, item={"prompt": prompt}, chosen=flags)
-        await _played(env, seat)
+        result = await _played(env, seat)
     if config["agent"]["save_trajectories"]:
         model = env.server_configs[0].model_name
         screen.note(f"the trajectory is in {save(prompt, seat.journal.messages, seat.loop.tool_schemas, model)}")
-    return 0
+    return 0 if result is None else _broken(env, seat, result)
+
+
+def _broken(env: HermesAgentBaseEnv, seat: Seat, result: RunResult) -> int:
+    """Say what failed, with the traceback that the run has printed; the exit code."""
+    causes = [cause for cause in result.figures.causes if cause.kind != "declined"]
+    if causes:
+        printed = env.console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        seat.screen.note("\n".join(line for line in printed if not line.startswith(f"{env.run_name}: groups ")))
+    for cause in causes:
+        seat.screen.error(f"{cause.kind}: {cause.example}")
+    return int(bool(causes))
 
 
 async def _played(env: HermesAgentBaseEnv, seat: Seat) -> RunResult | None:
