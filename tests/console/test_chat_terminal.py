@@ -9,6 +9,7 @@ import os
 import signal
 import struct
 import termios
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,19 @@ async def test_ctrl_c_interrupts_an_answer_and_a_tool(tmp_path: Path) -> None:
     [record] = records(tmp_path / "run")
     assert record["scores"] == [0.0]
     assert [m["role"] for m in record["messages"][0]] == ["system", "user", "assistant", "tool", "user", "assistant"]
+
+
+def test_ctrl_c_at_the_prompt_of_a_plain_chat_ends_it_with_a_rollout(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, "tool_result", "-m", "reference", "-o", f"{tmp_path}/run", "--plain")
+    for seen, typed in (("agent: 291", ""), ("Ctrl-C again", "/usage\r"), ("prompt tokens", ""), ("Ctrl-C again", "")):
+        terminal.until(seen)
+        terminal.type(typed)
+        if not typed:
+            time.sleep(0.5)  # it waits for a line
+            os.killpg(terminal.process.pid, signal.SIGINT)
+    terminal.until("reward 1; the rollout is in")
+    assert terminal.close() == 0
+    assert len(records(tmp_path / "run")) == 1
 
 
 async def test_each_command_on_a_terminal(tmp_path: Path) -> None:

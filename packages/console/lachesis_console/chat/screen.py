@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -17,6 +20,8 @@ from rich.text import Text
 
 from lachesis_client.streaming import Delta
 from lachesis_tools import ToolResult
+
+T = TypeVar("T")
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _SHOWN: Final = 2000
@@ -28,11 +33,33 @@ PERSONALITIES: Final = {
     "clerk": ("(•_•) filing the request", "line"),
 }
 """What is shown while the model answers: words, and the name of one of rich's spinners."""
+_CANCELS: Final[list[Callable[[], None]]] = []
+"""What Ctrl-C does, innermost last."""
 
 
 def clean(text: str) -> str:
     """`text` without characters that move the cursor, change colours or reverse the direction."""
     return _CONTROL.sub("�", text.replace("\r\n", "\n"))
+
+
+async def interruptible(work: Awaitable[T]) -> T:
+    """The result of `work`. Ctrl-C cancels it, and raises KeyboardInterrupt."""
+    task, loop, before = asyncio.ensure_future(work), asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
+    pressed: list[object] = []
+    _CANCELS.append(lambda: pressed.append(task.cancel()))
+    loop.add_signal_handler(signal.SIGINT, _CANCELS[-1])
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if pressed:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
+        _CANCELS.pop()
+        if _CANCELS:  # this was a question of a tool that can be interrupted too
+            loop.add_signal_handler(signal.SIGINT, _CANCELS[-1])
 
 
 class Screen:
@@ -58,11 +85,17 @@ class Screen:
         self.streamed = ""
         """The text of the last answer, as far as it was shown while it came."""
         self._column = 0
+        self._coming: asyncio.Future[bytes] | None = None
+        """The line that is read, also after a Ctrl-C."""
+        self._read = b""
 
     async def ask(self, prompt: str) -> str | None:
         """A line of the person; None at the end of the input. Ctrl-C raises KeyboardInterrupt."""
         if self.plain:
-            line: bytes = await asyncio.to_thread(sys.stdin.buffer.readline) if sys.stdin is not None else b""
+            if self._coming is None:
+                self._coming = asyncio.get_running_loop().create_future()
+                threading.Thread(target=self._read_line, args=(self._coming,), daemon=True).start()
+            line, self._coming = await interruptible(asyncio.shield(self._coming)), None
             if not line:
                 return None
             text = line.decode(errors="replace").rstrip("\r\n")
@@ -74,6 +107,15 @@ class Screen:
             return str(await self._session.prompt_async(prompt))
         except EOFError:
             return None
+
+    def _read_line(self, coming: asyncio.Future[bytes]) -> None:
+        """In a thread that the end of the process does not wait for, and so without the locks of `sys.stdin`."""
+        with suppress(OSError):  # the terminal is gone
+            while sys.stdin is not None and b"\n" not in self._read and (read := os.read(sys.stdin.fileno(), 1 << 16)):
+                self._read += read
+        line, end, self._read = self._read.partition(b"\n")
+        with suppress(RuntimeError):  # the chat is
+            coming.get_loop().call_soon_threadsafe(coming.set_result, line + end)
 
     def _prompt_session(self) -> Any:
         from prompt_toolkit import PromptSession

@@ -6,11 +6,9 @@ import asyncio
 import copy
 import functools
 import inspect
-import signal
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias
 
 from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.outcome import Outcome
@@ -27,20 +25,15 @@ from lachesis_console.chat.journal import Journal
 from lachesis_console.chat.places import ChatPlaces
 from lachesis_console.chat.recordings import RecordedRollout
 from lachesis_console.chat.replay import Replay
-from lachesis_console.chat.screen import Screen
+from lachesis_console.chat.screen import Screen, interruptible
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message, Purpose, ToolCall
 from lachesis_messages.responses import ChatResponse
 from lachesis_tools import ToolResult, ToolSession
 
-T = TypeVar("T")
 RunCommand: TypeAlias = "Callable[[Seat, MessageHistory, ChatResponse | None, str], Awaitable[Action]]"
 
 INTERRUPTED = "The user interrupted this call."
-
-
-class InterruptedByUser(Exception):
-    """The person pressed Ctrl-C while the model or a tool worked."""
 
 
 class Seat:
@@ -209,7 +202,7 @@ class Seat:
             options = {**options, "stream": AnswerStream(self.screen.stream)}
         try:
             with self.screen.thinking():
-                response: ChatResponse = await self._interruptible(self.server.chat(history, **options))
+                response: ChatResponse = await interruptible(self.server.chat(history, **options))
         except RequestRejected as error:
             if "stream" not in options:
                 self.screen.error(f"{error}. /retry asks again, /model NAME [URL] asks another one")
@@ -219,7 +212,7 @@ class Seat:
         except InferenceError as error:
             self.screen.error(f"{error}. /retry asks again, /model NAME [URL] asks another one")
             return None
-        except InterruptedByUser:
+        except KeyboardInterrupt:
             self.screen.note("interrupted; the conversation is as it was before this answer")
             return None
         self.tokens.add(response.usage)
@@ -229,7 +222,7 @@ class Seat:
     async def _ask_person(self, history: MessageHistory) -> ChatResponse:
         """A turn that the person writes."""
         while True:
-            line = await self._line("agent> ")
+            line = await self.line("agent> ")
             if line is None:
                 await self._stop()
             if line.startswith("/") and line[1:].split(" ")[0] in self._commands:
@@ -237,7 +230,7 @@ class Seat:
                     await self._stop()
                 continue
             try:
-                call = await read_line(line, self.loop.tool_schemas, self._line)
+                call = await read_line(line, self.loop.tool_schemas, self.line)
             except NotACall as error:
                 self.screen.error(str(error))
                 continue
@@ -253,7 +246,7 @@ class Seat:
         """Lines of the person until one says something, asks again or ends. `response` is not in `history` yet."""
         self.follow(history, response)
         while True:
-            line = await self._line("you> ")
+            line = await self.line("you> ")
             action = Action.END if line is None else Action.STAY
             if line is not None and line.startswith("/"):
                 action = await self._run_command(self, history, response, line)
@@ -281,11 +274,12 @@ class Seat:
         """The person's answer to a question of the model: a text, or the number of a choice."""
         numbered = (f"{number}. {choice}" for number, choice in enumerate(choices, 1))
         self.screen.said("agent", "\n".join([question, *numbered]))
-        line = (await self._line("you> ") or "").strip()
+        line = (await self.line("you> ") or "").strip()
         chosen = line.isdecimal() and 0 < int(line) <= len(choices)
         return choices[int(line) - 1] if chosen else line or None
 
-    async def _line(self, prompt: str) -> str | None:
+    async def line(self, prompt: str) -> str | None:
+        """A line of the person; None at the end of the input."""
         for second in (False, True):
             try:
                 return await self.screen.ask(prompt)
@@ -330,24 +324,13 @@ class Seat:
 
     async def _run_calls(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
         try:
-            results = await self._interruptible(self._execute(calls))
-        except InterruptedByUser:
+            results = await interruptible(self._execute(calls))
+        except KeyboardInterrupt:
             self._paused = True
             results = [ToolResult(INTERRUPTED, error=INTERRUPTED) for _ in calls]
         for call, result in zip(calls, results, strict=True):
             self.screen.result(call.name, result)
         return list(results)
-
-    async def _interruptible(self, work: Awaitable[T]) -> T:
-        """The result of `work`. Ctrl-C cancels it. Raises `InterruptedByUser`."""
-        task = asyncio.ensure_future(work)
-        with _on_interrupt(task) as pressed:
-            try:
-                return await task
-            except asyncio.CancelledError:
-                if pressed:
-                    raise InterruptedByUser from None
-                raise
 
     def _given(self, message: Message, source: str) -> ChatResponse:
         """A turn that no model sampled. Beside exact tokens it is context, of which nothing is trained."""
@@ -374,21 +357,3 @@ class Seat:
         self.screen.streamed = ""
         for call in message.tool_calls:
             self.screen.call(call.name, call.arguments)
-
-
-@contextmanager
-def _on_interrupt(task: asyncio.Future[Any]) -> Iterator[list[bool]]:
-    """Ctrl-C cancels `task`, and is noted in the list."""
-    pressed: list[bool] = []
-
-    def press() -> None:
-        pressed.append(True)
-        task.cancel()
-
-    before, loop = signal.getsignal(signal.SIGINT), asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, press)
-    try:
-        yield pressed
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        signal.signal(signal.SIGINT, before)

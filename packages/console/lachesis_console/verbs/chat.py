@@ -130,9 +130,9 @@ async def _plain_chat(seat: Seat, recorded: RecordedRollout | None, flags: list[
     given = [*(flag for flag in config_flags(config) if flag.partition("=")[0] not in names), *flags]
     _settings(PlainChat, given)  # what is wrong there is said before somebody types
     screen.note(f"a chat; /help lists the commands, and comes after the first message. Its file is {seat.journal.path}")
-    prompt = recorded.item["prompt"] if recorded is not None else await screen.ask("you> ")
+    prompt = recorded.item["prompt"] if recorded is not None else await seat.line("you> ")
     while prompt is not None and not prompt.strip():
-        prompt = await screen.ask("you> ")
+        prompt = await seat.line("you> ")
     if prompt is None:
         return 0
     seat.begin(prompt)
