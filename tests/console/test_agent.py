@@ -278,6 +278,15 @@ def test_the_model_can_ask_the_person() -> None:
         assert agent.run_conversation("Choose.")["messages"][2]["content"] == "Which? b"
 
 
+def test_the_system_prompt_of_the_file_is_that_of_every_conversation(own_folder: Path) -> None:
+    (own_folder / "cli-config.yaml").write_text("agent: {system_prompt: Be brief.}")
+    with agent_for([say(".")]) as (agent, server):
+        agent.chat("Go.")
+        agent.run_conversation("Go.", system_message="Be long.")
+        agent.run_conversation("Go.", conversation_history=[{"role": "system", "content": "Be."}])
+    assert [request["messages"][0]["content"] for request in server.requests] == ["Be brief.", "Be long.", "Be."]
+
+
 def test_a_sub_agent_works_unseen_with_the_tools_of_the_agent_and_of_a_server(own_folder: Path) -> None:
     (own_folder / "cli-config.yaml").write_text(json.dumps({"env": {"mcp": {"sums": COMMAND}}}))
     started: list[str] = []

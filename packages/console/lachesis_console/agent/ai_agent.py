@@ -106,11 +106,8 @@ class AIAgent:
             `interrupt_message`, and `error` (None, or why it did not complete).
         """
         messages = [dict(message) for message in conversation_history or ()]
-        system = system_message or self._settings.system_prompt
-        if system and not (messages and messages[0].get("role") == "system"):
-            messages.insert(0, {"role": "system", "content": system})
         messages.append({"role": "user", "content": user_message})
-        answer, said = self._converse(messages, task_id, stream_callback)
+        answer, said = self._converse(messages, task_id, stream_callback, system_message)
         result = answer.result
         return {
             "final_response": answer.text or None,
@@ -173,8 +170,11 @@ class AIAgent:
         self.close()
 
     def _converse(
-        self, messages: list[dict[str, Any]], task_id: str | None, on_text: OnText | None
+        self, messages: list[dict[str, Any]], task_id: str | None, on_text: OnText | None, system: str | None = None
     ) -> tuple[AgentAnswer, str | None]:
+        system = system or self._settings.system_prompt
+        if system and messages[0].get("role") != "system":
+            messages.insert(0, {"role": "system", "content": system})
         with self._alone():
             if not self._end.alive:
                 raise LachesisError("the agent is closed; create a new one")
