@@ -287,6 +287,14 @@ def test_the_system_prompt_of_the_file_is_that_of_every_conversation(own_folder:
     assert [request["messages"][0]["content"] for request in server.requests] == ["Be brief.", "Be long.", "Be."]
 
 
+def test_an_interrupt_in_the_last_turn_is_one(own_folder: Path) -> None:
+    script = [call(("terminal", {"command": "sleep 60"})), say("Never asked.")]
+    with agent_for(script, max_iterations=1, tool_start_callback=lambda *_: agent.interrupt("stop")) as (agent, server):
+        result = agent.run_conversation("Go.")
+    assert (result["interrupted"], result["interrupt_message"], result["error"]) == (True, "stop", None)
+    assert len(server.requests) == 1 and not agent.steer("more")
+
+
 def test_a_sub_agent_works_unseen_with_the_tools_of_the_agent_and_of_a_server(own_folder: Path) -> None:
     (own_folder / "cli-config.yaml").write_text(json.dumps({"env": {"mcp": {"sums": COMMAND}}}))
     started: list[str] = []

@@ -136,8 +136,8 @@ class AIAgent:
         self._interrupted, self._interrupted_by = False, None
 
     def steer(self, text: str) -> bool:
-        """Add a text after the next tool results of the conversation that runs, or of the next one. False if empty."""
-        if not text.strip():
+        """Add a text after the next tool results, now or in the next conversation. False if empty, or after `close`."""
+        if not text.strip() or not self._end.alive:
             return False
         self._thread.soon(self._steer, text)
         return True

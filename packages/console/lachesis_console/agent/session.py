@@ -189,7 +189,9 @@ class AgentSession:
             loop.clarify = lambda question, choices: asyncio.to_thread(ask, question, choices)
         result = await loop.run(messages)
         self.history = result.history
-        if result.outcome is Outcome.MAX_TURNS and not self._stop.is_set():
+        if result.outcome is Outcome.MAX_TURNS and self._stop.is_set():
+            result.error = AgentInterrupted()
+        elif result.outcome is Outcome.MAX_TURNS:
             await self._summarise(result)
         return AgentAnswer(result, interrupted=self._stop.is_set() and isinstance(result.error, AgentInterrupted))
 
