@@ -278,6 +278,30 @@ def test_the_model_can_ask_the_person() -> None:
         assert agent.run_conversation("Choose.")["messages"][2]["content"] == "Which? b"
 
 
+def test_a_callback_that_fails_changes_nothing_for_others(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_):
+        raise ValueError("no window")
+
+    script = [call(("clarify", {"question": "Which?"})), say("Then none.")]
+    named = dict.fromkeys(("thinking_callback", "tool_gen_callback", "clarify_callback", "tool_start_callback"), fail)
+    pieces: list[str] = []
+    with agent_for(script, stream_delta_callback=fail, step_callback=lambda _: sys.exit(3), **named) as (agent, _):
+        result = agent.run_conversation("Choose.", stream_callback=pieces.append)
+    assert result["final_response"] == "".join(pieces) == "Then none." and result["completed"]
+    assert "the user does not answer" in result["messages"][2]["content"]
+    assert "fail failed, and the agent goes on: no window" in caplog.text
+
+
+def test_a_conversation_that_cannot_be_written_down_is_returned(
+    own_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (own_folder / "logs").write_text("no folder")
+    (own_folder / "trajectory_samples.jsonl").mkdir()
+    with agent_for([say("Done.")], save_trajectories=True, session_id="x" * 300) as (agent, _):
+        assert agent.chat("Go.") == "Done." and agent.run_conversation("Go.")["completed"]
+    assert caplog.text.count("write_session_log failed") == caplog.text.count("record_trajectory failed") == 2
+
+
 def test_the_system_prompt_of_the_file_is_that_of_every_conversation(own_folder: Path) -> None:
     (own_folder / "cli-config.yaml").write_text("agent: {system_prompt: Be brief.}")
     with agent_for([say(".")]) as (agent, server):

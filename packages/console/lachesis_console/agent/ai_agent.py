@@ -17,7 +17,7 @@ from lachesis_console.agent.callbacks import AgentCallbacks, OnText
 from lachesis_console.agent.parameters import AgentParameters, AgentSettings, other_model, read_parameters
 from lachesis_console.agent.recording import record_trajectory, write_session_log
 from lachesis_console.agent.resources import AgentResources, LoopThread
-from lachesis_console.agent.session import AgentAnswer, AgentSession
+from lachesis_console.agent.session import AgentAnswer, AgentSession, guarded
 from lachesis_tools.on_request import ON_REQUEST
 
 
@@ -240,9 +240,10 @@ class AIAgent:
     ) -> None:
         server = self._fallback if session.fell_back and self._fallback is not None else self._server
         if self._settings.save_trajectories:
-            record_trajectory(messages, self.tools, model=server.model_name, completed=completed)
+            guarded(record_trajectory, messages, self.tools, model=server.model_name, completed=completed)
         about = {"model": server.model_name, "base_url": server.base_url, "tools": self.tools}
-        write_session_log(self.session_id, messages, started=self._began, **about, completed=completed, reason=reason)
+        about |= {"started": self._began, "completed": completed, "reason": reason}
+        guarded(write_session_log, self.session_id, messages, **about)  # the answer may have cost much
 
 
 def _close(thread: LoopThread, resources: AgentResources) -> None:

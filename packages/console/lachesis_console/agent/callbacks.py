@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from lachesis import ToolCall, ToolResult
 from lachesis_client.streaming import Delta
 from lachesis_console.agent.parameters import AgentParameters
-from lachesis_console.agent.session import AgentEvents
+from lachesis_console.agent.session import AgentEvents, guarded
 from lachesis_messages.markup import load_arguments
 
 OnText: TypeAlias = Callable[[str], object]
@@ -33,36 +33,36 @@ class AgentCallbacks:
             nonlocal thinking
             if thinking and piece.kind in ("text", "call"):
                 thinking = False
-                _tell(given.get("thinking_callback"), "")
+                guarded(given.get("thinking_callback"), "")
             if piece.kind == "text":
                 for listener in listeners:
-                    listener(piece.text)
+                    guarded(listener, piece.text)
             elif piece.kind == "reasoning":
-                _tell(given.get("reasoning_callback"), piece.text)
+                guarded(given.get("reasoning_callback"), piece.text)
             elif piece.kind == "call":
-                _tell(given.get("tool_gen_callback"), piece.text)
+                guarded(given.get("tool_gen_callback"), piece.text)
             else:
                 status("the answer broke off and is asked for again; its beginning is void")
 
         def step(number: int) -> None:
             nonlocal thinking
             thinking = True
-            _tell(given.get("step_callback"), number)
-            _tell(given.get("thinking_callback"), "thinking")
+            guarded(given.get("step_callback"), number)
+            guarded(given.get("thinking_callback"), "thinking")
 
         def started(call: ToolCall) -> None:
             self._print(f"{call.name} {call.arguments}")
             arguments = _arguments(call)
-            _tell(given.get("tool_progress_callback"), call.name, self._short(call.arguments), arguments)
-            _tell(given.get("tool_start_callback"), call.id, call.name, arguments)
+            guarded(given.get("tool_progress_callback"), call.name, self._short(call.arguments), arguments)
+            guarded(given.get("tool_start_callback"), call.id, call.name, arguments)
 
         def complete(call: ToolCall, result: ToolResult) -> None:
             self._print(f"{call.name} took {result.duration:.1f} s: {result.content}")
-            _tell(given.get("tool_complete_callback"), call.id, call.name, _arguments(call), result.content)
+            guarded(given.get("tool_complete_callback"), call.id, call.name, _arguments(call), result.content)
 
         def status(text: str) -> None:
             self._print(text)
-            _tell(given.get("status_callback"), text)
+            guarded(given.get("status_callback"), text)
 
         return AgentEvents(
             delta=delta if streams else None, tool_start=started, tool_complete=complete, step=step, status=status
@@ -76,11 +76,6 @@ class AgentCallbacks:
         limit = self._given.get("log_prefix_chars", 100)
         line = " ".join(text.split())
         return line if len(line) <= limit else f"{line[:limit]}…"
-
-
-def _tell(callback: Callable[..., object] | None, *about: Any) -> None:
-    if callback is not None:
-        callback(*about)
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:

@@ -44,6 +44,16 @@ class AgentInterrupted(InferenceError):
         super().__init__("of the agent", "the agent was interrupted", "go on with another message")
 
 
+def guarded(function: Callable[..., T] | None, *about: Any, **named: Any) -> T | None:
+    """What a function returns on which nothing depends: None if there is none, or if it raises, which is logged."""
+    try:
+        return None if function is None else function(*about, **named)
+    except (Exception, SystemExit) as error:  # an exit would end the event loop, and leave the program
+        name = getattr(function, "__name__", "a callback")
+        log.warning("%s failed, and the agent goes on: %s", name, error, exc_info=True)
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class AgentEvents:
     """Functions that are told what happens. They are called on the event loop, and should be fast; what one raises is
@@ -60,12 +70,7 @@ class AgentEvents:
 
     def tell(self, event: str, *about: Any) -> None:
         """Call the function for an event, if there is one."""
-        function = getattr(self, event)
-        try:
-            if function is not None:
-                function(*about)
-        except Exception:
-            log.exception("the function for %s events failed", event)
+        guarded(getattr(self, event), *about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +191,7 @@ class AgentSession:
         self._sub_agents = loop.sub_agents = copy.copy(loop)  # nobody watches them
         self._sub_agents.server, self._sub_agents.execute = self._servers[0], self._calls
         if (ask := self._clarify) is not None:
-            loop.clarify = lambda question, choices: asyncio.to_thread(ask, question, choices)
+            loop.clarify = lambda *asked: asyncio.to_thread(guarded, ask, *asked)
         result = await loop.run(messages)
         self.history = result.history
         if result.outcome is Outcome.MAX_TURNS and self._stop.is_set():
