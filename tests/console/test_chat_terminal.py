@@ -55,6 +55,25 @@ async def test_ctrl_c_interrupts_an_answer_and_a_tool(tmp_path: Path) -> None:
     assert [m["role"] for m in record["messages"][0]] == ["system", "user", "assistant", "tool", "user", "assistant"]
 
 
+async def test_ctrl_c_keeps_the_calls_of_the_turn_that_had_finished(tmp_path: Path) -> None:
+    turn = call(("terminal", {"command": "echo sent > mail; cat mail"}), ("terminal", {"command": "sleep 50"}))
+    async with ScriptedServer([turn, say("as you like")]) as server:
+        terminal = Terminal(tmp_path, "terminal", "-m", "scripted", "-b", server.base_url, "-o", f"{tmp_path}/run")
+        await asyncio.to_thread(terminal.until, "sleep 50")
+        await asyncio.sleep(3)  # the first call has ended
+        os.killpg(terminal.process.pid, signal.SIGINT)
+        await asyncio.to_thread(terminal.until, "you>")
+        terminal.type("go on\r")
+        await asyncio.to_thread(terminal.until, "as you like")
+        await asyncio.to_thread(terminal.until, "you>")
+        terminal.type("/quit\r")
+        await asyncio.to_thread(terminal.until, "the rollout is in")
+        assert await asyncio.to_thread(terminal.close) == 0
+    [record] = records(tmp_path / "run")
+    first, second = (each["content"] for each in record["messages"][0] if each["role"] == "tool")
+    assert "sent" in first and second == "The user interrupted this call."
+
+
 def test_ctrl_c_at_the_prompt_of_a_plain_chat_ends_it_with_a_rollout(tmp_path: Path) -> None:
     terminal = Terminal(tmp_path, "tool_result", "-m", "reference", "-o", f"{tmp_path}/run", "--plain")
     for seen, typed in (("agent: 291", ""), ("Ctrl-C again", "/usage\r"), ("prompt tokens", ""), ("Ctrl-C again", "")):

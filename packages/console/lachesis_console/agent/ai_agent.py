@@ -241,7 +241,7 @@ class AIAgent:
         server = self._fallback if session.fell_back and self._fallback is not None else self._server
         if self._settings.save_trajectories:
             guarded(record_trajectory, messages, self.tools, model=server.model_name, completed=completed)
-        about = {"model": server.model_name, "base_url": server.base_url, "tools": self.tools}
+        about: dict[str, Any] = {"model": server.model_name, "base_url": server.base_url, "tools": self.tools}
         about |= {"started": self._began, "completed": completed, "reason": reason}
         guarded(write_session_log, self.session_id, messages, **about)  # the answer may have cost much
 

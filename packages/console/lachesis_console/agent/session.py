@@ -21,7 +21,7 @@ from lachesis_client import InferenceError, Router, ServerUnavailable
 from lachesis_client.chat_completion_server import ChatServer
 from lachesis_client.streaming import AnswerStream, Delta
 from lachesis_messages.responses import ChatResponse
-from lachesis_tools import call_tools
+from lachesis_tools import ToolRegistry, call_tool
 
 if TYPE_CHECKING:
     from lachesis.loop.context_edits import Compression
@@ -49,8 +49,7 @@ def guarded(function: Callable[..., T] | None, *about: Any, **named: Any) -> T |
     try:
         return None if function is None else function(*about, **named)
     except (Exception, SystemExit) as error:  # an exit would end the event loop, and leave the program
-        name = getattr(function, "__name__", "a callback")
-        log.warning("%s failed, and the agent goes on: %s", name, error, exc_info=True)
+        log.warning("%s failed, and the agent goes on: %s", getattr(function, "__name__", ""), error, exc_info=True)
         return None
 
 
@@ -267,41 +266,45 @@ class AgentSession:
         return said
 
     async def _execute(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
-        """Results of the calls of one turn. Neighbours that are safe to run concurrently do."""
         if self._tool_delay and self._ran_tools:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), self._tool_delay)
         self._ran_tools = True
-        registry = self._calls.registry
-        results: list[ToolResult] = []
-        for safe, group in groupby(calls, lambda call: call.name in registry and registry[call.name].concurrency_safe):
-            batch = list(group)
-            for together in [batch] if safe else [[call] for call in batch]:
-                over = any(result.done for result in results)
-                results += await run_all(self._run(call, over=over) for call in together)
+        results = await in_turn(calls, self._calls.registry, self._run)
         if self._steered:
             said, self._steered = "\n\n".join(self._steered), []
             last = results[-1]
             results[-1] = replace(last, content=f"{last.content}\n\n{STEERED.format(text=said)}")
         return results
 
-    async def _run(self, call: ToolCall, *, over: bool) -> ToolResult:
-        if over or self._stop.is_set():
-            return _not_run("the task is over" if over else "interrupted")
+    async def _run(self, call: ToolCall) -> ToolResult:
+        if self._stop.is_set():
+            return _not_run("interrupted")
         self.events.tell("tool_start", call)
         try:
-            (result,) = await self._unless_stopped(self._call(call))
+            result = await self._unless_stopped(self._call(call))
         except AgentInterrupted:
             result = _not_run("interrupted")
         self.events.tell("tool_complete", call, result)
         return result
 
-    async def _call(self, call: ToolCall) -> Sequence[ToolResult]:
-        calls = self._calls
-        done = await call_tools(
-            [(call.name, call.arguments)], calls.session, registry=calls.registry, allowed=calls.names
-        )
-        return await calls.budget.apply([(call.id, call.name)], done, calls.session)
+    async def _call(self, call: ToolCall) -> ToolResult:
+        of = self._calls
+        done = await call_tool(call.name, call.arguments, of.session, registry=of.registry, allowed=of.names)
+        return (await of.budget.apply([(call.id, call.name)], [done], of.session))[0]
+
+
+async def in_turn(
+    calls: Sequence[ToolCall], registry: ToolRegistry, run: Callable[[ToolCall], Coroutine[Any, Any, ToolResult]]
+) -> list[ToolResult]:
+    """Results of the calls of one turn. Neighbours that are safe to run concurrently do."""
+    results: list[ToolResult] = []
+    for safe, group in groupby(calls, lambda call: call.name in registry and registry[call.name].concurrency_safe):
+        batch = list(group)
+        for together in [batch] if safe else [[call] for call in batch]:
+            over = [_not_run("the task is over") for _ in together if any(result.done for result in results)]
+            results += over or await run_all(map(run, together))
+    return results
 
 
 def _not_run(why: str) -> ToolResult:

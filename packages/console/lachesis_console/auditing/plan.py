@@ -18,12 +18,7 @@ from lachesis.runs.reference_policy import Policy
 from lachesis_console.auditing import policies
 from lachesis_console.auditing.forms import form_of
 from lachesis_console.auditing.playing import NoSolution, Stage
-from lachesis_console.auditing.sandbox_plays import (
-    DESTROYING,
-    SOLVING,
-    search,
-    with_named,
-)
+from lachesis_console.auditing.sandbox_plays import DESTROYING, SOLVING, search, with_named
 from lachesis_console.auditing.solution_plays import FEW, SolutionPlays
 from lachesis_messages.messages import Message
 

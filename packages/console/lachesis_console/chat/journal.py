@@ -81,16 +81,11 @@ class Journal:
                 raise ValueError(f"a chat begins with {SCHEMA}")
 
     def close(self) -> None:
-        """Leave the file to others."""
         if self._file is not None:
             self._file.close()
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Start the file of a new chat.
-
-        Raises:
-            SettingsError: another process has done that.
-        """
+        """Start the file of a new chat. Raises SettingsError where another process has."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._open()
         if self.about:
@@ -126,9 +121,8 @@ class Journal:
         return other
 
     def _append(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        # Half a character, which a program may print, is an escape in JSON.
         lines = [json.dumps(entry, ensure_ascii=False).encode(errors="backslashreplace") for entry in entries]
         assert self._file is not None
-        self._file.write(b"".join(line + b"\n" for line in lines))
+        self._file.write(b"".join(line + b"\n" for line in lines))  # half a character is an escape
         self._file.flush()
         os.fsync(self._file.fileno())

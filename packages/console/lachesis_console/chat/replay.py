@@ -28,16 +28,12 @@ class Replay:
         self._place = 0
         """Of the next message."""
         self.over = not self._messages
-        """Nothing more of it is played."""
         self._turns = self._results = self._differing = 0
         self._volatile = 0
         """Results that differ in times, addresses or numbers only."""
 
     def turn(self, history: MessageHistory) -> Message | None:
-        """The next turn, after the results up to here were compared with those in `history`; None at the end.
-
-        What a person said before it without an answer, and summaries, are added to `history`.
-        """
+        """The next turn or None. Compares results with those in `history`, and adds unanswered messages to it."""
         now = {node.message.tool_call_id: node.message.text for node in history.nodes() if node.message.tool_call_id}
         for recorded in self._messages[self._place :]:
             if recorded["role"] == "tool":

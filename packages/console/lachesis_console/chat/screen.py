@@ -85,8 +85,7 @@ class Screen:
         self.streamed = ""
         """The text of the last answer, as far as it was shown while it came."""
         self._column = 0
-        self._coming: asyncio.Future[bytes] | None = None
-        """The line that is read, also after a Ctrl-C."""
+        self._coming: asyncio.Future[bytes] | None = None  # the line that is read, also after a Ctrl-C
         self._read = b""
 
     async def ask(self, prompt: str) -> str | None:

@@ -14,11 +14,13 @@ from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, TokenCount
 from lachesis.loop.rollout_player import RolloutPlayer
+from lachesis.loop.tool_calls import SessionCalls
 from lachesis.rewards.reward import Reward
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_client import InferenceError, RequestRejected, Router
 from lachesis_client.model_server import tracks_tokens
 from lachesis_client.streaming import AnswerStream
+from lachesis_console.agent.session import in_turn
 from lachesis_console.chat.actions import Action
 from lachesis_console.chat.agent_lines import NotACall, read_line
 from lachesis_console.chat.journal import Journal
@@ -29,7 +31,7 @@ from lachesis_console.chat.screen import Screen, interruptible
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message, Purpose, ToolCall
 from lachesis_messages.responses import ChatResponse
-from lachesis_tools import ToolResult, ToolSession
+from lachesis_tools import ToolResult, ToolSession, call_tool
 
 RunCommand: TypeAlias = "Callable[[Seat, MessageHistory, ChatResponse | None, str], Awaitable[Action]]"
 
@@ -61,8 +63,7 @@ class Seat:
         self.screen, self.journal, self.as_agent = screen, journal, as_agent
         self._commands, self._run_command = commands, run_command
         self._replay = Replay(screen, recorded, turns)
-        self._resumes = bool(journal.messages)
-        """What is played is in the journal."""
+        self._resumes = bool(journal.messages)  # what is played is in the journal
         self.places = ChatPlaces()
         self._said: ToolResult | None = None
         """The user's next message."""
@@ -92,7 +93,8 @@ class Seat:
         self.loop, self.server, self.player, self.item = loop, server, player, item
         self._sub_agents = loop.sub_agents = copy.copy(loop)  # whose turns are not shown
         loop.clarify = self.clarify
-        self._execute: Any = loop.execute
+        assert isinstance(loop.execute, SessionCalls)
+        self._execute = loop.execute
         loop.server = self
         loop.execute = self._run_calls
         # A person has no limit of time.
@@ -113,9 +115,7 @@ class Seat:
 
     @property
     def session(self) -> ToolSession:
-        """Of the agent's sandbox."""
-        session: ToolSession = self._execute.session
-        return session
+        return self._execute.session
 
     @property
     def tool_names(self) -> list[str]:
@@ -279,7 +279,6 @@ class Seat:
         return choices[int(line) - 1] if chosen else line or None
 
     async def line(self, prompt: str) -> str | None:
-        """A line of the person; None at the end of the input."""
         for second in (False, True):
             try:
                 return await self.screen.ask(prompt)
@@ -323,14 +322,23 @@ class Seat:
     # The tools.
 
     async def _run_calls(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+        own, done = self._execute, dict[str, ToolResult]()
+
+        async def run(call: ToolCall) -> ToolResult:
+            result = await call_tool(call.name, call.arguments, own.session, registry=own.registry, allowed=own.names)
+            return done.setdefault(call.id, result)
+
         try:
-            results = await interruptible(self._execute(calls))
+            results = await interruptible(in_turn(calls, own.registry, run))
         except KeyboardInterrupt:
             self._paused = True
-            results = [ToolResult(INTERRUPTED, error=INTERRUPTED) for _ in calls]
+            results = [done.get(call.id) or ToolResult(INTERRUPTED, error=INTERRUPTED) for call in calls]
+        reads_files = any(own.registry[name].schema is None for name in own.names if name in own.registry)
+        place = own.session if reads_files else None  # see `SessionCalls`
+        results = await own.budget.apply([(call.id, call.name) for call in calls], results, place)
         for call, result in zip(calls, results, strict=True):
             self.screen.result(call.name, result)
-        return list(results)
+        return results
 
     def _given(self, message: Message, source: str) -> ChatResponse:
         """A turn that no model sampled. Beside exact tokens it is context, of which nothing is trained."""

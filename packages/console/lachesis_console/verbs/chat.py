@@ -242,9 +242,8 @@ def _environment(
     seat.model, seat.tool_call_parser = env.server_configs[0], env.config.tool_call_parser
     env.console = Console(emoji=False, file=io.StringIO())
     groups = Path(env.config.data_path_to_save_groups or data_folder(env.run_name) / "groups.jsonl")
-    if groups.exists():  # it would be continued, which has nothing left to play
-        groups = unused(groups.parent) / groups.name
-    env.config.data_path_to_save_groups = str(groups)
+    # One that is there would be continued, which has nothing left to play.
+    env.config.data_path_to_save_groups = str(unused(groups.parent) / groups.name if groups.exists() else groups)
     return env
 
 
