@@ -6,23 +6,15 @@ import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AliasChoices,
-    AliasPath,
-    BaseModel,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    NonNegativeInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
+from pydantic.functional_validators import field_validator, model_validator
 
 from backends import SandboxSpec, backend_names
 from lachesis.settings.removed_settings import RemovedSettings
 from lachesis.settings.serve_settings import ServeSettings
 from lachesis.settings.setting_facts import HOW, Facts, all_facts, without_secrets
 from lachesis.settings.tree_settings import TreeSettings
+from lachesis_messages.responses import as_message
 from lachesis_tools.budget import (
     DEFAULT_PREVIEW_SIZE_CHARS,
     DEFAULT_RESULT_SIZE_CHARS,
@@ -316,11 +308,8 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
     @field_validator("prefill_messages")
     @classmethod
     def _check_prefill(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        if messages:
-            from lachesis_messages.responses import as_message
-
-            for number, message in enumerate(messages):
-                as_message(message, number)
+        for number, message in enumerate(messages):
+            as_message(message, number)
         return messages
 
     @field_validator("distribution")
