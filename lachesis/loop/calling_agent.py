@@ -46,7 +46,7 @@ class LoopAgent:
         rollout = self._rollout
         if rollout.loop.clarify is not None:
             said = await rollout.loop.clarify(question, choices)
-            return None if said is None else ToolResult(said)
+            return None if said is None else ToolResult(str(said))
         if rollout.loop.follow_up is None:
             return None
         asked = rollout.conversation.history.fork()

@@ -219,6 +219,16 @@ async def fill(session: ToolSession) -> None:
     await sandbox.write_bytes("wide", b"needle" + b"x" * 5000 + b"\n")
 
 
+async def test_a_word_beyond_ascii_is_found_in_files_of_other_encodings_too(call: Call, session: ToolSession) -> None:
+    sandbox = await session.sandbox()
+    await sandbox.write_bytes("utf8.txt", "café\n".encode())
+    await sandbox.write_bytes("mixed.txt", "café na".encode() + b"\xefve\n")
+    found = (await call("search_files", pattern="café")).content
+    assert "utf8.txt:1:café" in found and "mixed.txt:1:café" in found
+    for pattern in ("caf[éè]", "cafée?", "(café)+"):
+        assert "utf8.txt:1:café" in (await call("search_files", pattern=pattern)).content, pattern
+
+
 async def test_a_search_finds_text_files_of_every_name(call: Call, session: ToolSession) -> None:
     await fill(session)
     found = text(await call("search_files", pattern="needle")).split("\n")

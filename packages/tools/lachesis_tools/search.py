@@ -53,6 +53,8 @@ scan() {
 """
 
 _RECORD = re.compile(rb"--\n|([^\0]+)\0(\d+)([:-])([^\n]*)(?:\n|\Z)")
+_AS_ONE = re.compile(r"\[[^\]]*[^\x00-\x7f]|[^\x00-\x7f][*+?{]")
+"""A character of several bytes that a pattern needs as one: in brackets, or repeated."""
 _COUNT = re.compile(rb"([^\0]+)\0(\d+)\n")
 
 
@@ -100,8 +102,8 @@ async def search_files(
         "root": root,
         "kind": target,
         "pattern": pattern,
-        # In the C locale no file is skipped for its encoding; only a pattern beyond ASCII needs UTF-8.
-        "charset": "C" if pattern.isascii() else "C.UTF-8",
+        # In the C locale no file is skipped for its encoding.
+        "charset": "C.UTF-8" if _AS_ONE.search(pattern) else "C",
     }
     script = "".join(f"{key}={shlex.quote(value)}\n" for key, value in settings.items())
     script += f"options=({shlex.join(options)})\n{_SCRIPT}"
