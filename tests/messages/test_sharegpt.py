@@ -401,7 +401,7 @@ def test_a_dataset_entry_reloads_to_the_same_messages_with_ids_by_number(message
 
 
 def normal_dataset_form(message: dict) -> dict:
-    """Bare results come back letter for letter; text that is alone in its turn loses its outer space."""
+    """Bare results come back letter for letter; text that is alone in its turn loses the space at its end."""
     if message["role"] == "tool":
         structured = normal_form(message)["content"]
         try:
@@ -411,7 +411,7 @@ def normal_dataset_form(message: dict) -> dict:
         return {**message, "content": structured} if keys == {"tool_call_id", "name", "content"} else message
     message = normal_form(message)
     if message["role"] == "assistant" and "tool_calls" not in message and "reasoning" not in message:
-        message["content"] = message["content"].strip()
+        message["content"] = message["content"].rstrip()
     return message
 
 
