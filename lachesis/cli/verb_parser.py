@@ -91,7 +91,17 @@ def examples_of(prog: str) -> str:
     from lachesis.cli.examples import EXAMPLES  # a run has no use for them
 
     lines = EXAMPLES.get(prog.removeprefix("lachesis").removesuffix(" ENV").strip(), "").strip().splitlines()
-    return "".join(["examples:\n", *(f"  {line}\n" for line in lines), "\n"]) if lines else ""
+    return "".join(["examples:\n", *(f"  {_folded(line)}\n" for line in lines), "\n"]) if lines else ""
+
+
+def _folded(line: str) -> str:
+    """An example in 80 columns: what it is for on a line of its own, or the command in two."""
+    if len(line) <= 78:
+        return line
+    command, *said = re.split(r"\s{2,}", line, maxsplit=1)
+    at = command.rfind(" --", 0, 76) if len(command) > 78 else -1
+    command = command if at < 0 else f"{command[:at]} \\\n     {command[at:]}"
+    return "\n      ".join([command, *said])
 
 
 def _without_title(text: str) -> str:

@@ -28,6 +28,7 @@ def test_the_help_of_a_verb_begins_with_examples_and_has_each_flag_once(verb: st
     text = printed(verb)
     lines = text.splitlines()
     assert re.match(r"usage: lachesis [a-z -]+", lines[0]) and lines[2] == "examples:", text
+    assert max(map(len, lines[: lines.index("", 3)])) <= 80
     options = text.partition("\noptions:\n")[2]
     named = Counter(flag for names in re.findall(r"^  (-.*?)(?:  .*)?$", options, re.M) for flag in FLAG.findall(names))
     assert named and [flag for flag, times in named.items() if times > 1] == []
