@@ -25,7 +25,7 @@ _EPILOG: Final = """\
 ENV is env.py, env.py:Class, package.module:Class, SCHEME:NAME, or a name that `lachesis envs` lists.
 
 Every other setting has its own flag, --env.NAME VALUE or --openai.NAME VALUE, or a line in --config FILE;
-`lachesis {verb} ENV --help-all` lists them, with the environment's own.
+`lachesis {verb} ENV --help-all` lists them, with the environment's own, and the defaults that it sets.
 """
 
 
@@ -77,6 +77,21 @@ def _reject_misspelt(parser: argparse.ArgumentParser, given: Iterable[str]) -> N
             parser.error(f"unknown flag {flag}; did you mean {action.option_strings[-1]} ({action.help})?")
 
 
+DEFAULTS = {
+    "env.eval_items": 50,
+    "env.total_steps": 1000,
+    "env.eval_samples": 1,
+    "env.group_size": 4,
+    "env.max_eval_workers": 16,
+    "env.eval_temperature": 0,
+    "env.agent_temperature": 1,
+    "env.max_token_length": 2048,
+    "env.max_agent_turns": 30,
+}
+"""Of the settings that have a short flag, where the environment sets no other. Their module would take longer to import
+than a help may take."""
+
+
 def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
     """The parser, and by the name of a setting the flag for it."""
     parser = VerbParser(
@@ -89,6 +104,8 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
     flags: dict[str, str] = {}
 
     def add(setting: str, metavar: str, text: str, *names: str, read: Any = str) -> None:
+        if setting in DEFAULTS and (verb, setting) != ("serve", "env.total_steps"):  # it ends with the trainer
+            text += f" (default: {DEFAULTS[setting]})"
         parser.add_argument(*names, dest=setting, metavar=metavar, help=text, type=read)
         flags[setting] = names[0]
 

@@ -9,6 +9,8 @@ import pytest
 
 from lachesis.cli import VERBS, main
 from lachesis.cli.examples import EXAMPLES
+from lachesis.cli.play_environment import DEFAULTS
+from lachesis.settings.settings import HermesAgentEnvConfig
 from tests.umbrella.golden.names import printed
 
 FLAG = re.compile(r"(?<![\[\w-])--?[A-Za-z][\w-]*(?![\w.-])")
@@ -45,3 +47,10 @@ def test_the_examples_use_flags_that_there_are(verb: str) -> None:
         known = set(FLAG.findall(printed(name if "--as" not in name else "serve")))
         used = {flag for flag in FLAG.findall(command.removeprefix(name)) if not flag.startswith("--training")}
         assert used - known - {"--rehearse", "--as"} == set(), f"{line}: {sorted(used - known)}"
+
+
+def test_the_defaults_of_short_flags_are_those_of_the_settings() -> None:
+    fields = HermesAgentEnvConfig.model_fields
+    assert {name: fields[name.removeprefix("env.")].default for name in DEFAULTS} == DEFAULTS
+    assert "items to play, one group each (default: 1000)" in " ".join(printed("process").split())
+    assert "(default: 1000)" not in printed("serve")
