@@ -10,6 +10,7 @@ from typing import Any, Final
 from backends import SandboxExhausted
 from lachesis.loop.clock import RolloutClock
 from lachesis.loop.outcome import Outcome
+from lachesis_client.chat_options import PROMPTED_BY_A_MODEL
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import Message
 from lachesis_messages.responses import ToolResponse
@@ -64,10 +65,12 @@ class LoopAgent:
         child.tokens, child.tool_calls = rollout.tokens, rollout.tool_calls  # the budgets are the rollout's
         child.clock = RolloutClock(None, None)  # the rollout's ends it, and knows for what the sandbox waits
         finished = False
+        prompted = PROMPTED_BY_A_MODEL.set(True)
         try:
             result = await child.play()
             finished = result.error is None and result.outcome is not Outcome.AGENT_FAULT
         finally:
+            PROMPTED_BY_A_MODEL.reset(prompted)
             self._playing = None
             if not finished:
                 rollout.conversation.cut_off.append(self._cut_off(child.conversation.history))

@@ -6,12 +6,15 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
+from contextvars import ContextVar
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 Split: TypeAlias = Literal["train", "eval"]
 """Evaluations have limits and metrics of their own."""
 
 
+PROMPTED_BY_A_MODEL: Final[ContextVar[bool]] = ContextVar("prompted by a model", default=False)
+"""Whether a model wrote the first prompt of a conversation, as it does for a sub-agent."""
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
 
 

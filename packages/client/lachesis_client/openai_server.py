@@ -17,7 +17,7 @@ from lachesis_client.chat_format import (
     read_usage,
     request_messages,
 )
-from lachesis_client.chat_options import ChatOptions, check_arguments
+from lachesis_client.chat_options import PROMPTED_BY_A_MODEL, ChatOptions, check_arguments
 from lachesis_client.client_settings import ServerSettings
 from lachesis_client.http_client import HttpClient
 from lachesis_client.parse_thread import is_long, parse
@@ -73,7 +73,9 @@ class OpenAIServer(HttpClient):
             stream=stream,
             check=partial(read_choices, server=self.base_url),
             harmless=lambda: {**payload, "messages": HARMLESS},
-            continues=lambda: any(as_message(message).role == "assistant" for message in messages),
+            continues=lambda: (
+                PROMPTED_BY_A_MODEL.get() or any(as_message(message).role == "assistant" for message in messages)
+            ),
         )
         choice = read_choices(answer.body, self.base_url)[0]
         read = partial(read_message, choice["message"], self.parser, tools)

@@ -162,6 +162,25 @@ async def test_a_task_that_is_too_long_for_a_sub_agent_is_told_to_the_agent_who_
     assert failed["tool"] == "delegate_task" and "the sub-agent has not finished" in failed["error"]
 
 
+async def test_a_task_that_its_server_refuses_without_a_word_is_told_to_the_agent_who_wrote_it(tmp_path: Path) -> None:
+    """If the server answers others: a 400 may also be about the tools or the sampling options of every request."""
+
+    def model(request: dict[str, Any]) -> Any:
+        if "SUBTASK" in str(request["messages"][-1]["content"]):
+            return 400
+        turns = sum(message["role"] == "assistant" for message in request["messages"])
+        delegates = call(("delegate_task", {"goal": "SUBTASK"}))
+        return [call(("terminal", {"command": "ls"})), delegates, say("Done.")][turns]
+
+    settings = {"group_size": 1, "total_steps": 1, "enabled_toolsets": TOOLSETS}
+    result = await process(Delegates, tmp_path, model, **settings)
+    (rollout,) = rollouts(result.files.groups)
+    assert (rollout["outcome"], rollout["reward"]) == ("completed", 1.0)
+    assert [(each["tool"], "not finished" in each["error"]) for each in rollout["tool_errors"]] == [
+        ("delegate_task", True)
+    ]
+
+
 async def test_what_a_sub_agent_sampled_before_the_time_was_over_is_delivered(tmp_path: Path) -> None:
     model = delegating(calls("terminal", command="echo 1"), calls("terminal", command="sleep 60"))
     rollout, group, sampled = await played(tmp_path, model, rollout_timeout=4)
