@@ -141,5 +141,5 @@ def _page(found: Mapping[str, Any], text: str) -> WebPage:
 def _text(data: bytes, charset: str | None) -> str:
     try:
         return data.decode(charset or "utf-8", errors="replace")
-    except LookupError:  # no charset that anybody knows
+    except (LookupError, ValueError):  # no charset that anybody knows, or none of texts
         return data.decode(errors="replace")
