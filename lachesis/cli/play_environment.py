@@ -74,7 +74,8 @@ def _reject_misspelt(parser: argparse.ArgumentParser, given: Iterable[str]) -> N
         name = flag.lstrip("-").replace("_", "-")
         if flag.startswith("--") and "." not in flag and flag not in PLAIN and (near := close_names(name, known)):
             action = known[near[0]]
-            parser.error(f"unknown flag {flag}; did you mean {action.option_strings[-1]} ({action.help})?")
+            meant = f"{action.option_strings[-1]} ({str(action.help).partition(' (default')[0]})"
+            parser.error(f"unknown flag {flag}; did you mean {meant}?")
 
 
 DEFAULTS = {
