@@ -61,7 +61,6 @@ class LoopAgent:
         rollout = self._rollout
         loop = self._loop(tools, max_turns)
         child = self._playing = type(rollout)(loop, self._messages(task), loop.execute)
-        child.is_sub_agent = True
         child.tokens, child.tool_calls = rollout.tokens, rollout.tool_calls  # the budgets are the rollout's
         child.clock = RolloutClock(None, None)  # the rollout's ends it, and knows for what the sandbox waits
         finished = False

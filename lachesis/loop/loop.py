@@ -24,7 +24,7 @@ from lachesis.loop.result import AgentResult, Cost, StepReward, TokenCount, Tool
 from lachesis.loop.tool_calls import ExecuteTools, in_open_run, unrun
 from lachesis.loop.turn_check import RESAMPLED, TurnCheck, check_turn
 from lachesis_client import ContextExhausted, InferenceError
-from lachesis_client.chat_options import Split
+from lachesis_client.chat_options import PROMPTED_BY_A_MODEL, Split
 from lachesis_client.errors import ConversationRefused, FirstPromptTooLong, TurnRejected
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message, ToolCall
@@ -155,7 +155,7 @@ class PlayedRollout:
         self.conversation = AgentConversation(messages, loop.ephemeral_system_prompt, loop.prefill_messages)
         self.call_ids = {call.id for node in self.conversation.request.nodes() for call in node.message.tool_calls}
         self.turns = self.faulty_turns = self.tool_calls = 0
-        self.context_full = self.is_sub_agent = False
+        self.context_full = False
         self.responses: list[ChatResponse] = []  # of the turns
         self.tool_errors: list[ToolError] = []
         self.step_rewards: list[StepReward] = []
@@ -196,7 +196,7 @@ class PlayedRollout:
             outcome, reason = end.outcome, end.reason
         except ContextExhausted as refused:
             outcome, reason, self.context_full = Outcome.CONTEXT_EXHAUSTED, str(refused), True
-            if not (self.api_calls or self.is_sub_agent):  # no model wrote the prompt: a setting is at fault
+            if not (self.api_calls or PROMPTED_BY_A_MODEL.get()):  # a setting is at fault
                 outcome, error = Outcome.INFRA_ERROR, FirstPromptTooLong(refused)
                 reason = str(error)
         except ConversationRefused as refused:

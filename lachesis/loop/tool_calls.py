@@ -11,7 +11,7 @@ from typing import TypeAlias
 from lachesis.loop.open_runs import OpenRun, open_run
 from lachesis.loop.turn_check import TurnCheck
 from lachesis_messages.messages import ToolCall
-from lachesis_tools import ToolRegistry, ToolResult, ToolSession, call_tools
+from lachesis_tools import ToolRegistry, ToolResult, ToolSession, call_tool, call_tools
 from lachesis_tools.budget import ResultBudget
 
 ExecuteTools: TypeAlias = Callable[[Sequence[ToolCall]], Awaitable[Sequence[ToolResult]]]
@@ -31,6 +31,14 @@ class SessionCalls:
     async def __call__(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
         wanted = [(call.name, call.arguments) for call in calls]
         results = await call_tools(wanted, self.session, registry=self.registry, allowed=self.names)
+        return await self.bounded(calls, results)
+
+    async def one(self, call: ToolCall) -> ToolResult:
+        """The result of one call, of any length."""
+        return await call_tool(call.name, call.arguments, self.session, registry=self.registry, allowed=self.names)
+
+    async def bounded(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Sequence[ToolResult]:
+        """The results of the calls of a turn, within the budget."""
         # The tools of a simulator have no sandbox, and starting one for a long answer might fail.
         reads_files = any(self.registry[name].schema is None for name in self.names if name in self.registry)
         place = self.session if reads_files else None

@@ -21,7 +21,7 @@ from lachesis_client import InferenceError, Router, ServerUnavailable
 from lachesis_client.chat_completion_server import ChatServer
 from lachesis_client.streaming import AnswerStream, Delta
 from lachesis_messages.responses import ChatResponse
-from lachesis_tools import ToolRegistry, call_tool
+from lachesis_tools import ToolRegistry
 
 if TYPE_CHECKING:
     from lachesis.loop.context_edits import Compression
@@ -289,9 +289,8 @@ class AgentSession:
         return result
 
     async def _call(self, call: ToolCall) -> ToolResult:
-        of = self._calls
-        done = await call_tool(call.name, call.arguments, of.session, registry=of.registry, allowed=of.names)
-        return (await of.budget.apply([(call.id, call.name)], [done], of.session))[0]
+        (result,) = await self._calls.bounded([call], [await self._calls.one(call)])
+        return result
 
 
 async def in_turn(

@@ -31,7 +31,7 @@ from lachesis_console.chat.screen import Screen, interruptible
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message, Purpose, ToolCall
 from lachesis_messages.responses import ChatResponse
-from lachesis_tools import ToolResult, ToolSession, call_tool
+from lachesis_tools import ToolResult, ToolSession
 
 RunCommand: TypeAlias = "Callable[[Seat, MessageHistory, ChatResponse | None, str], Awaitable[Action]]"
 
@@ -325,20 +325,17 @@ class Seat:
         own, done = self._execute, dict[str, ToolResult]()
 
         async def run(call: ToolCall) -> ToolResult:
-            result = await call_tool(call.name, call.arguments, own.session, registry=own.registry, allowed=own.names)
-            return done.setdefault(call.id, result)
+            return done.setdefault(call.id, await own.one(call))
 
         try:
             results = await interruptible(in_turn(calls, own.registry, run))
         except KeyboardInterrupt:
             self._paused = True
             results = [done.get(call.id) or ToolResult(INTERRUPTED, error=INTERRUPTED) for call in calls]
-        reads_files = any(own.registry[name].schema is None for name in own.names if name in own.registry)
-        place = own.session if reads_files else None  # see `SessionCalls`
-        results = await own.budget.apply([(call.id, call.name) for call in calls], results, place)
-        for call, result in zip(calls, results, strict=True):
+        within = await own.bounded(calls, results)
+        for call, result in zip(calls, within, strict=True):
             self.screen.result(call.name, result)
-        return results
+        return within
 
     def _given(self, message: Message, source: str) -> ChatResponse:
         """A turn that no model sampled. Beside exact tokens it is context, of which nothing is trained."""
