@@ -73,8 +73,7 @@ def server_of(config: ServerConfig, *, base_url: str | None = None, tool_call_pa
     try:
         return OpenAIServer(settings)
     except (LookupError, ValueError) as error:
-        of_parser = tool_call_parser and not str(error).startswith("openai.")
-        where = f"tool_call_parser {tool_call_parser!r}: " if of_parser else ""
+        where = f"tool_call_parser {tool_call_parser!r}: " if isinstance(error, LookupError) else ""
         raise ServerConfigError(f"{where}{error}") from error
 
 
