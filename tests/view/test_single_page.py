@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,19 @@ def test_a_report_that_is_written_again_is_that_of_the_run_with_what_has_no_scor
     report.unlink()
     assert main(["report", str(report.parent)]) == 0
     assert report.read_text() == of_the_run
+
+
+def test_a_report_needs_no_memory_for_a_long_file(tmp_path: Path, group: Any, capsys: Any) -> None:
+    tracemalloc.start()
+    peaks = []
+    try:
+        for size in (20, 100):
+            with (tmp_path / "groups.jsonl").open("w", encoding="utf-8") as file:
+                for number in range(size):
+                    file.write(json.dumps(group | {"item_key": f"{number}/0", "metadata": "x" * 200_000}) + "\n")
+            tracemalloc.reset_peak()
+            assert main(["report", str(tmp_path)]) == 0
+            peaks.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 80 * 200_000 / 2, "by what its groups hold"

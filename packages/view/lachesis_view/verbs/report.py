@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from backends.errors import LachesisError
 from lachesis.cli.verb_parser import VerbParser
@@ -43,13 +45,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if has_torn_tail(arguments.groups):
         print(f"note: {arguments.groups}: its last line is incomplete and was skipped", file=sys.stderr)
-    groups = list(read_lines(arguments.groups, torn_tail=True))
+
+    def all_groups() -> Iterator[dict[str, Any]]:
+        """One at a time: a file may have more of them than memory holds."""
+        done = set()
+        for group in read_lines(arguments.groups, torn_tail=True):
+            done.add(group["item_key"])
+            yield group
+        yield from unscored_groups(RunFiles(arguments.groups).failures, done).values()
+
     output = arguments.output or arguments.groups.with_suffix(".html")
     try:
-        done = {group["item_key"] for group in groups}
-        groups += unscored_groups(RunFiles(arguments.groups).failures, done).values()
-        title = f"{groups[0]['environment']}: {groups[0]['model']}" if groups else str(arguments.groups)
-        summary = write_report(output, title=title, groups=groups, groups_file=arguments.groups)
+        first = next(groups := all_groups(), None)
+        title = f"{first['environment']}: {first['model']}" if first else str(arguments.groups)
+        every = chain([first], groups) if first else ()
+        summary = write_report(output, title=title, groups=every, groups_file=arguments.groups)
     except (KeyError, TypeError):
         raise LachesisError(
             f"{arguments.groups}: its lines are not groups; "
