@@ -30,6 +30,7 @@ from lachesis.other_packages import DATA, TOKENS
 from lachesis.runs import own_process
 from lachesis.runs.reference_policy import ReferencePolicy
 from lachesis.runs.silence import SilenceWatch
+from lachesis.settings.chosen import is_chosen
 from lachesis.settings.class_settings import source_of, without_effect
 from lachesis.settings.hooks import of_hook
 from lachesis.settings.server_settings import plays_reference, token_engine
@@ -282,7 +283,7 @@ def sandbox_lifetime(config: HermesAgentEnvConfig, limits: LoopLimits) -> float:
     if config.rollout_timeout is None or limits.max_seconds is None:
         return own + 2 * (limits.max_waiting or 0.0) + config.setup_timeout
     needed = limits.max_seconds + config.reward_timeout
-    if own < needed:
+    if own < needed and is_chosen(config, "terminal_lifetime"):
         log.warning(
             "env.terminal_lifetime %g s is less than env.rollout_timeout %g s and env.reward_timeout %g s together: "
             "sandboxes live for these %g s, and for the time that servers take",

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from backends import BackendUnavailable, SandboxLost, SandboxSpec, create_backend
 from lachesis.runs import command_line as cli
+from lachesis.runs.resources import loop_limits, sandbox_lifetime
 from lachesis.settings.server_settings import ServerConfig
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client import ServerSettings
@@ -53,6 +54,13 @@ def test_every_setting_reaches_the_spec() -> None:
         labels={"run": "r"},
     )
     assert HermesAgentEnvConfig().sandbox_spec({}) == SandboxSpec(), "nothing said, nothing asked for"
+
+
+def test_a_lifetime_that_is_too_short_is_named_where_somebody_chose_it(caplog: pytest.LogCaptureFixture) -> None:
+    for lifetime in ({}, {"terminal_lifetime": 3600}):
+        config = HermesAgentEnvConfig(rollout_timeout=1800.0, reward_timeout=1920.0, **lifetime)
+        assert sandbox_lifetime(config, loop_limits(config, training=False)) > 3720, "enough in both cases"
+        assert ("env.terminal_lifetime 3600 s is less than" in caplog.text) == bool(lifetime)
 
 
 def test_values_of_variables_are_written_down_nowhere_and_yet_a_change_shows() -> None:
