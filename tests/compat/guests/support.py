@@ -67,7 +67,7 @@ async def run_page(command: str, folder: Path, policy: Any) -> FakeServer:
     for name, code in re.findall(r"^```py\n# (\w+\.py)\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         (folder / name).write_text(code)
     (shown,) = (line for line in page.splitlines() if line.startswith(command))
-    program, *arguments = shlex.split(shown)
+    program, *arguments = shlex.split(shown, comments=True)
     lachesis = ["-c", "import lachesis.cli as c; exit(c.main())"]
     async with FakeServer(policy) as model:
         server = with_tokens(model, folder)
@@ -78,6 +78,9 @@ async def run_page(command: str, folder: Path, policy: Any) -> FakeServer:
             "openai.server_type": "vllm",
             "openai.tokenizer_name": server.tokenizer_name,
         }
+        for short, name in (("-m", "openai.model_name"), ("-b", "openai.base_url")):
+            if program == "lachesis":
+                arguments[arguments.index(short) + 1] = str(settings.pop(name))
         flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
         await _run(folder, *(lachesis if program == "lachesis" else []), *arguments, *flags)
         await _run(folder, *lachesis, "verify", str(folder / "groups.jsonl"))

@@ -287,7 +287,7 @@ async def test_what_was_played_is_sent_to_the_trainer(tmp_path: Path, run_api: S
     await served(InspectEnv, tmp_path, run_api, counts, lambda ask: "1", task=STOCK)
 
 
-@pytest.mark.parametrize("command", ["python -m lachesis_compat.guests.inspect_tasks ", "lachesis play 'inspect:"])
+@pytest.mark.parametrize("command", ["python -m lachesis_compat.guests.inspect_tasks ", "lachesis process 'inspect:"])
 async def test_the_commands_of_the_page_play_its_example(tmp_path: Path, command: str) -> None:
     def looks(ask: Ask) -> str:
         shelf = re.findall(r"on the shelf (\w+)\?", ask.prompt)[-1]
@@ -296,5 +296,5 @@ async def test_the_commands_of_the_page_play_its_example(tmp_path: Path, command
         return f"There are {SHELVES[shelf]}"
 
     model = await run_page(command, tmp_path, looks)
-    assert assert_exact(tmp_path, model) == 16
+    assert assert_exact(tmp_path, model) == 12
     assert {rollout["reward"] for rollout in written(tmp_path)} == {1.0}
