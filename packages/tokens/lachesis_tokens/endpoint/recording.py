@@ -6,7 +6,8 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -112,6 +113,9 @@ class Recording:
         self.answered: dict[str, list[JSON | Message]] = {}
         """Conversations of the responses route, each with its answer, by the id of the answer."""
         self._requests = 0
+        self._held = 0
+        """Tokens that requests in flight may sample, where there is a budget."""
+        self._ended = asyncio.Event()
         self._conversations = ConversationIndex()
         self._encoded: dict[str | None, EncodedPath] = {}
         self._sampled: list[Node] = []
@@ -141,19 +145,19 @@ class Recording:
         if isinstance(self._model, MessageServer):
             if request.logprobs:
                 raise Refused(400, "logprobs: this model server reports none", param="logprobs")
-            tokens = self._begin(request)
-            return await run_all(self._pass_on(found, request, tokens) for _ in range(request.n))
+            async with self._begun(request) as tokens:
+                return await run_all(self._pass_on(found, request, tokens) for _ in range(request.n))
         self._refuse_wishes(request)
-        tokens = self._begin(request)
-        responses = await self._model.continue_nodes(
-            found.nodes,
-            request.n,
-            sampling=self._sampling(request, tokens),
-            tools=request.tools,
-            tool_choice=request.tool_choice,
-            split=self._split,
-        )
-        return self._record(found, responses)
+        async with self._begun(request) as tokens:
+            responses = await self._model.continue_nodes(
+                found.nodes,
+                request.n,
+                sampling=self._sampling(request, tokens),
+                tools=request.tools,
+                tool_choice=request.tool_choice,
+                split=self._split,
+            )
+            return self._record(found, responses)
 
     async def text(self, request: TextRequest) -> list[ChatResponse]:
         """`n` continuations of a prompt, recorded. Raises as `chat`."""
@@ -166,15 +170,16 @@ class Recording:
         if isinstance(self._model, MessageServer):
             if request.logprobs:
                 raise Refused(400, "logprobs: this model server reports none", param="logprobs")
-            return await self._pass_on_text(request, self._begin(request))
-        tokens = self._begin(request)
-        responses = await self._model.continue_text(
-            request.prompt, request.n, sampling=self._sampling(request, tokens), split=self._split
-        )
-        prompt = responses[0].tokens.prompt if responses[0].tokens is not None else TokenPrefix()
-        parent = next((node for node in self._sampled if _after(node) is prompt.parent is not None), None)
-        text = self._model.server.reader.decode(prompt.own_ids)
-        return self._record_text(parent, text, responses)
+            async with self._begun(request) as tokens:
+                return await self._pass_on_text(request, tokens)
+        async with self._begun(request) as tokens:
+            responses = await self._model.continue_text(
+                request.prompt, request.n, sampling=self._sampling(request, tokens), split=self._split
+            )
+            prompt = responses[0].tokens.prompt if responses[0].tokens is not None else TokenPrefix()
+            parent = next((node for node in self._sampled if _after(node) is prompt.parent is not None), None)
+            text = self._model.server.reader.decode(prompt.own_ids)
+            return self._record_text(parent, text, responses)
 
     def prompt_length(self, request: ChatRequest) -> int:
         """The tokens of the prompt of a request. Raises `Refused`, `MessageError` and `PromptError`."""
@@ -360,25 +365,44 @@ class Recording:
 
     # The limits and the parameters of a request
 
-    def _begin(self, request: ChatRequest | TextRequest) -> int | None:
-        """Count a request. Returns its `max_tokens`. Raises `Refused` if a limit is reached."""
+    @asynccontextmanager
+    async def _begun(self, request: ChatRequest | TextRequest) -> AsyncIterator[int | None]:
+        """Count a request. Yields its `max_tokens`. Raises `Refused` if a limit is reached."""
         if self._max_requests is not None and self._requests >= self._max_requests:
             raise self._over(f"the limit of {self._max_requests} requests is reached")
-        limits: list[int | None] = [request.max_tokens, self._settings["max_tokens"]]
-        if self._rollout_token_budget is not None:
-            counts = [response.usage.completion_tokens for response in self.completions()]
-            if None in counts:
-                raise InferenceError(
-                    "model server",
-                    "it reports no token usage, so rollout_token_budget cannot be kept",
-                    "leave rollout_token_budget out or use a server that reports usage",
-                )
-            used = sum(count or 0 for count in counts)
-            if used >= self._rollout_token_budget:
-                raise self._over(f"the limit of {self._rollout_token_budget} sampled tokens is reached")
-            limits.append(max(1, (self._rollout_token_budget - used) // request.n))
         self._requests += 1
-        return min((limit for limit in limits if limit is not None), default=None)
+        wanted = [request.max_tokens, self._settings["max_tokens"]]
+        if isinstance(self._server, TokenServer):
+            wanted.append(self._server.max_tokens)
+        tokens = min((limit for limit in wanted if limit is not None), default=None)
+        if self._rollout_token_budget is None:
+            yield tokens
+            return
+        # Requests at once share the budget: one waits while those in flight may use up what it wants.
+        while self._held and not (tokens and tokens * request.n <= self._rest()):
+            await self._ended.wait()
+        if (rest := self._rest()) <= 0:
+            self._requests -= 1
+            raise self._over(f"the limit of {self._rollout_token_budget} sampled tokens is reached")
+        tokens = min(tokens or rest, max(1, rest // request.n))
+        self._held += tokens * request.n
+        try:
+            yield tokens
+        finally:
+            self._held -= tokens * request.n
+            self._ended.set()
+            self._ended = asyncio.Event()
+
+    def _rest(self) -> int:
+        """The tokens of the budget that neither were sampled nor are held for a request in flight."""
+        counts = [response.usage.completion_tokens for response in self.completions()]
+        if None in counts:
+            raise InferenceError(
+                "model server",
+                "it reports no token usage, so rollout_token_budget cannot be kept",
+                "leave rollout_token_budget out or use a server that reports usage",
+            )
+        return (self._rollout_token_budget or 0) - sum(count or 0 for count in counts) - self._held
 
     def _over(self, reason: str) -> Refused:
         self.limit = self.limit or reason
