@@ -100,6 +100,11 @@ def unused(folder: Path) -> Path:
     return at
 
 
+_OF_THE_MODEL = {"model_file", "template_report", "tokenizer"}
+_LONGEST = 300
+"""Characters of a difference that is written out."""
+
+
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, words: tuple[str, str] = ("then", "now")) -> str:
     """The differences between two sets of settings, in words; empty if there are none. `words` follow the values.
 
@@ -115,8 +120,14 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, words: tuple[s
         **{name: now.get(name) for name in unknown},
     }
     before = {**{name: value for name, value in older.items() if name in now}, **before}
-    names = sorted(name for name in before.keys() | now.keys() if not _same(before.get(name), now.get(name)))
-    return "; ".join(f"{name}: {before.get(name)!r} {words[0]}, {now.get(name)!r} {words[1]}" for name in names)
+    names = {name for name in before.keys() | now.keys() if not _same(before.get(name), now.get(name))}
+    names -= _OF_THE_MODEL if "model" in names else set()  # these follow from it
+    return "; ".join(_told(name, before.get(name), now.get(name), words) for name in sorted(names))
+
+
+def _told(name: str, before: Any, now: Any, words: tuple[str, str]) -> str:
+    told = f"{name}: {before!r} {words[0]}, {now!r} {words[1]}"
+    return told if len(told) <= _LONGEST else f"{name} differs"
 
 
 def _same(before: Any, now: Any) -> bool:

@@ -37,6 +37,12 @@ def test_an_older_version_wrote_no_tokenizer() -> None:
     assert changes({"max_agent_turns": 3, "tokenizer": {"digest": "e"}}, now).startswith("tokenizer: ")
 
 
+def test_what_follows_from_another_model_is_not_told_and_what_is_long_not_in_full() -> None:
+    before = {"model": "small", "tokenizer": {"digest": "a"}, "template_report": {"shows_tools": True}, "limit": 1}
+    assert changes(before, {"model": "large", "limit": 2}) == "limit: 1 then, 2 now; model: 'small' then, 'large' now"
+    assert changes({"prompt": "x" * 400}, {"prompt": None}) == "prompt differs"
+
+
 async def test_progress_is_shown_while_a_thread_notes_a_finished_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
