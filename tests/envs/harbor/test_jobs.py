@@ -73,7 +73,7 @@ def test_harbors_model_accepts_the_trajectories_of_random_conversations() -> Non
 
     histories()
     hostile()
-    assert len(lines) > 200
+    assert len(lines) > some(150)
     assert harbors("read_trajectories.py", given=json.dumps(lines)) == lines
 
 

@@ -82,7 +82,7 @@ async def test_the_loop_of_the_page_plays(types: None) -> None:
             return hydra.utils.instantiate(config=config, **given, processor=None, hf_model_type="qwen3")
 
         client = VerlClient(Weights())
-        other = verl_loop(client)
+        other = verl_loop(client, **entry)
         config = SimpleNamespace(config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=other.rollout)))
         loop = made(trainer_config=config, server_manager=client, tokenizer=client.weights.tokenizer)
         assert loop.shared is other.shared, "kept with the client"
