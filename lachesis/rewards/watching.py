@@ -24,6 +24,8 @@ T = TypeVar("T")
 OF_VALUE = (0, -1)
 """The end of what stands for the value that a reward returns: no part of a statement ends there."""
 
+TRACING = threading.Lock()
+"""Python 3.11 lets no two threads set what they trace at once: where an audit hook runs meanwhile, one fails."""
 MOST_EVENTS = 20_000
 """Lines of one call of a function that are watched, and calls in one call of a reward: longer calls repeat
 themselves."""
@@ -62,11 +64,13 @@ class Watch:
         if sys.gettrace() is not None:
             return function(*args)
         begun = time.thread_time()
-        sys.settrace(self._trace)
+        with TRACING:
+            sys.settrace(self._trace)
         try:
             return function(*args)
         finally:
-            sys.settrace(None)
+            with TRACING:
+                sys.settrace(None)
             self.seconds += time.thread_time() - begun
 
     def over(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:

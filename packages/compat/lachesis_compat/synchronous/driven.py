@@ -14,6 +14,8 @@ from typing import Any, NoReturn, TypeVar
 
 from greenlet import getcurrent, greenlet
 
+from lachesis.rewards.watching import TRACING
+
 T = TypeVar("T")
 
 
@@ -126,12 +128,14 @@ def stop_for(call: Coroutine[Any, Any, T], runner: greenlet) -> T:
     value: T
     trace = sys.gettrace()  # of this coroutine, not of what others do meanwhile
     if trace is not None:
-        sys.settrace(None)
+        with TRACING:
+            sys.settrace(None)
     try:
         value, error = runner.parent.switch((getcurrent(), call))
     finally:
         if trace is not None:
-            sys.settrace(trace)
+            with TRACING:
+                sys.settrace(trace)
     try:
         if error is not None:
             raise error
