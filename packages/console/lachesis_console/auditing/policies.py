@@ -11,6 +11,7 @@ import inspect
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 from lachesis_messages.messages import Message, ToolCall
@@ -307,12 +308,14 @@ CHEATS: Final[Mapping[str, str]] = {
 """Commands in the agent's sandbox by name. They touch nothing outside of its folder and its home."""
 
 
-def cheat(command: str) -> Scripted:
-    """Runs a command with the tool `terminal`, then repeats what it read."""
+def cheat(command: str, *, repeats: bool = True) -> Scripted:
+    """Runs a command with the tool `terminal`, then repeats what it printed, if it `repeats` anything."""
 
     def policy(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
         if any(message["role"] == "assistant" for message in messages):
-            read = text_of(messages[-1]) if messages[-1]["role"] == "tool" else ""
+            read = text_of(messages[-1]) if messages[-1]["role"] == "tool" and repeats else ""
+            with suppress(ValueError, AttributeError):
+                read = str(json.loads(read).get("output", read))  # not the exit code: it may be the answer by chance
             return Message("assistant", read or "Done.")
         return Message("assistant", tool_calls=(ToolCall("call_0", "terminal", json.dumps({"command": command})),))
 
