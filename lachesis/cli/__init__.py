@@ -25,7 +25,7 @@ GROUPS = {
         "envs": "the installed environments",
         "new": "write a new environment and its test",
         "check": "find mistakes in an environment, without a model",
-        "audit": "the same in depth: cheats, leaks, limits, wrong answers",
+        "audit": "try to cheat the reward; find leaks and wrong answers that pass",
         "chat": "talk to a model in an environment, or be the agent",
     },
     "play": {
@@ -37,7 +37,7 @@ GROUPS = {
     },
     "look": {
         "view": "show the runs of a folder in a browser",
-        "report": "write the HTML report of a run again",
+        "report": "rewrite the HTML report of a run",
         "export": "write a run in another format, or a trained model",
         "trajectories": "count, check, convert and deduplicate trajectories",
         "compress": "fit long trajectories into a budget of tokens",
@@ -143,6 +143,6 @@ def _help() -> str:
 
 def port_number(text: str) -> int:
     """The value of `--port`."""
-    if not 0 <= (port := int(text)) < 1 << 16:
-        raise argparse.ArgumentTypeError(f"{port} is not a port: 0 to 65535")
-    return port
+    if not text.isdecimal() or int(text) >= 1 << 16:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
+    return int(text)

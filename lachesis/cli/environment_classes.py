@@ -51,7 +51,8 @@ def environment_class(target: str) -> Any:
         raise SettingsError(f"there is no environment {target!r}; {hint} (or write path.py:Class)")
     if (place := target.partition(":")[0]).endswith(".py") and not Path(place).is_file():
         near = close_names(Path(place).name, (found.name for found in Path(place).parent.glob("*.py")), cutoff=0.6)
-        hint = f"; did you mean {' or '.join(str(Path(place).with_name(name)) for name in near)}?" if near else ""
+        meant = " or ".join(str(Path(place).with_name(name)) for name in near)
+        hint = f"; did you mean {meant}?" if near else "; `lachesis new NAME` writes an environment to begin with"
         raise SettingsError(f"there is no file {place}{hint}")
     from lachesis.base_env import HermesAgentBaseEnv
 

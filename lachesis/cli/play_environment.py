@@ -59,7 +59,8 @@ def main(
         if f"--{setting}" in names:
             raise SettingsError(f"--{setting} is given twice: it is {settings[setting]} here; keep one of the two")
         flags.append(f"--{setting}={value}")
-    return command_line.main(env_cls, [command, *rest, *flags], prog=prog, run=run, short=settings)
+    short = {setting: flag for setting, flag in settings.items() if setting in vars(given)}
+    return command_line.main(env_cls, [command, *rest, *flags], prog=prog, run=run, short=short)
 
 
 def _reject_misspelt(parser: argparse.ArgumentParser, given: Iterable[str]) -> None:

@@ -327,7 +327,8 @@ def reject_unknown(prefix: str, given: Iterable[str], known: Iterable[str]) -> N
         if name not in known:
             near = close_names(str(name), known)
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}"
-            raise SettingsError(f"unknown setting {prefix}{name}{hint}")
+            file, colon, section = prefix.rpartition(": ")
+            raise SettingsError(f"{file}{colon}unknown setting {section}{name}{hint}")
 
 
 def validate_settings(model: type[Model], values: Mapping[str, Any], namespace: str) -> Model:
@@ -362,6 +363,7 @@ def _message(problem: ErrorDetails) -> str:
     """What pydantic or a check of ours says, and how to write a list or a mapping where that is the problem."""
     example = {"list_type": "'[a, b]'", "dict_type": "'{name: value}'"}.get(problem["type"])
     said = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    said = {"int_parsing": "must be a whole number", "float_parsing": "must be a number"}.get(problem["type"], said)
     return said.replace("greater than or equal to", "at least").replace("less than or equal to", "at most") + (
         f", written as {example}" if example else ""
     )

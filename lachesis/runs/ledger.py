@@ -32,7 +32,7 @@ from lachesis_messages.records.digests import certified
 from lachesis_messages.records.entries import COMPLETED_FILE, FAILED_FILE
 from lachesis_messages.records.jsonl import JsonlWriter, read_lines, sync_folder
 
-_FLAGS = "-o, --env.data_path_to_save_groups, --env.data_dir_to_save_evals or --output"
+_FLAGS = "-o; of a batch --output"
 """Where a command says which folder is written."""
 CONTINUE = "to keep finished groups with their scores, add --env.when_code_changed continue"
 
@@ -146,7 +146,9 @@ class Ledger:
             self._lock = path.open("a")
         except OSError as error:
             raise RunFolderError(
-                f"cannot write to {path.parent}: {error.strerror}; choose another folder ({_FLAGS}) or make it writable"
+                f"{path.parent} is a file; name a folder ({_FLAGS})"
+                if path.parent.is_file()
+                else f"cannot write to {path.parent}: {error.strerror}; choose another folder ({_FLAGS})"
             ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

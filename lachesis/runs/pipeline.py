@@ -144,7 +144,7 @@ class Pipeline(Generic[G]):
             if not self.reason:
                 self.reason = self.sink.ending()
                 if not self.reason and self._nothing_left() and not self._held:
-                    ran_out = f"there are no more items, after {self._begun} of this start"
+                    ran_out = f"all items are played ({self._begun} in this start)"
                     self.reason = ran_out if self.exhausted else "all groups are played"
                     return
             if self.reason:

@@ -57,7 +57,7 @@ class ReferencePolicy(MessageServer):
     def __init__(self, policy: Policy | None, config: ServerConfig | None = None) -> None:
         if policy is None:
             raise ServerConfigError(
-                "this environment has no reference policy: give it a reference_policy(), or name a model (-m)"
+                "the environment has no reference_policy() to play: write one, or name a model (-m)"
             )
         if not callable(policy):
             raise ServerConfigError(

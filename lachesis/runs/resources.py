@@ -221,7 +221,7 @@ def _note_without_effect(env: Environment, *, training: bool, chats: bool) -> No
         notes.append(f"skipped tools that are not available here: {named}")
     if missing := env.agent_tools.missing():
         advice = env.agent_tools.advice(missing)
-        notes.append(f"skipped toolsets of the removed stack that have no tools here: {', '.join(missing)}{advice}")
+        notes.append(f"skipped toolsets that have no tools here: {', '.join(missing)}{advice}")
     if config.compress_context_at is not None and training and config.split_rollouts != "all":
         notes.append(
             f"env.compress_context_at cuts rollouts into several contexts, and env.split_rollouts "

@@ -181,7 +181,7 @@ class RunResult:
                 samples = quote(str(files.samples))
                 yield (
                     f"{program()} train --sft {samples} --sft.min_reward {best:g} --training.base_model MODEL   "
-                    "(train on the rollouts that went well)"
+                    "(fine-tune on the best rollouts)"
                 )
 
     def advice(self) -> Iterator[str]:
@@ -204,7 +204,7 @@ class RunResult:
                 "--env.max_token_length (-t), or serve a longer context"
             )
         then = ", then try easier items or a larger model" if self._sampled else ""
-        return f"read some rollouts (does the agent know its task, does the reward see its work?){then}"
+        return f"read some rollouts (is the task clear, and does the reward see the work?){then}"
 
     @property
     def _sampled(self) -> bool:

@@ -65,7 +65,7 @@ def test_process_gives_the_score_of_the_agents_work(
     said = done.stderr
     assert "no setting not_a_setting: left out" in said
     assert re.search(r"note: .*env.tool_pool_size.*removed stack's pools", said)
-    assert "skipped toolsets of the removed stack that have no tools here: web" in said
+    assert "skipped toolsets that have no tools here: web" in said
 
 
 @pytest.mark.sample(1)

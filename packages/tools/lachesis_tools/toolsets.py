@@ -75,10 +75,10 @@ def how_to_provide(name: str) -> str:
 
         return f"the browser {check_browser_requirements() or 'is there where its toolset is enabled by name'}"
     if name.startswith("vision"):
-        return "vision needs one who looks at images: --env.vision policy, or MODEL@URL (docs/tools.md)"
+        return "vision needs a model that reads images: --env.vision policy, or MODEL@URL (docs/tools.md)"
     if name == "mcp":
         return "name servers with --env.mcp (docs/tools.md)"
-    return "tools of the web need a provider of pages: --env.web, for example corpus:pages.jsonl (docs/tools.md)"
+    return "web tools need a provider of pages: --env.web, for example corpus:pages.jsonl (docs/tools.md)"
 
 
 REMOVED_TOOLSETS = frozenset(

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="a tokenizer.json, a folder with one, or a .gguf file: the texts of tokens (default: the run's own)",
     )
     parser.add_argument(
-        "--notes", action="store_true", help="with --host: who has the token may also write notes and tags"
+        "--notes", action="store_true", help="with --host: let anyone who has the token write notes and tags"
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     arguments = parser.parse_args(argv)

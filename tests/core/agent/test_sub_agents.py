@@ -217,7 +217,7 @@ async def test_a_question_is_answered_by_the_user_of_the_environment(tmp_path: P
 async def test_without_a_user_there_is_no_question(tmp_path: Path) -> None:
     _, group, _ = await played(tmp_path, lambda ask: "Done.", group_size=1)
     assert "clarify" not in json.dumps(group["tools"]) and "delegate_task" in json.dumps(group["tools"])
-    note = "skipped toolsets of the removed stack that have no tools here: clarify; clarify needs a user"
+    note = "skipped toolsets that have no tools here: clarify; clarify needs a user"
     assert note in (tmp_path / "console.txt").read_text()
 
 

@@ -129,7 +129,10 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("view --no-open", 2, "did you mean --open?"),
         ("chat gsm8k --as agnet", 2, "did you mean agent?"),
         ("api --host 0.0.0.0", 2, "LACHESIS_API_TOKEN"),
-        *((f"{server} --port 65536", 2, "65536 is not a port") for server in ("api", "fake-server", "view")),
+        *(
+            (f"{server} --port 65536", 2, "expected a port from 0 to 65535, got '65536'")
+            for server in ("api", "fake-server", "view")
+        ),
         ("nope", 2, "there is no verb 'nope'; choose from doctor, demo"),
         ("evall gsm8k", 2, "there is no verb 'evall'; did you mean eval?"),
         ("eval gsm8k -n two", 2, "argument -n: expected a whole number, got 'two'"),
@@ -141,7 +144,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("process gsm8k --group_size 3", 2, "did you mean -r (rollouts per item)?"),
         ("eval gsm8k --unheard-of", 2, "--help-all lists all of them"),
         ("eval tsk.py", 2, "there is no file tsk.py; did you mean task.py?"),
-        ("eval gsm8k --config misspelt.yaml", 2, "unknown setting misspelt.yaml: enviroment; did you mean env?"),
+        ("eval gsm8k --config misspelt.yaml", 2, "misspelt.yaml: unknown setting enviroment; did you mean env?"),
         ("eval gsm8k --config broken.yaml", 2, "broken.yaml is not YAML: while parsing a flow mapping\n  line 1"),
         ("eval gsm8k --config dates.yaml", 2, "dates.yaml is not YAML: '2020-02-30' is no timestamp\n  line 1"),
         ("eval gsm8k --env.eval_items yes", 2, "env.eval_items: must be a number (got True)"),
@@ -290,7 +293,7 @@ def test_several_servers_with_weights_come_from_the_file(tmp_path: Path) -> None
         ({"openai": "embedded"}, ["openai:", "mapping"]),
         ({"openai": []}, ["openai:"]),
         (["env"], ["env: and openai:", "list"]),
-        ({"env": {"group_size": "two"}}, ["env.group_size", "integer", "'two'"]),
+        ({"env": {"group_size": "two"}}, ["env.group_size: must be a whole number", "'two'"]),
         ({"env": {"prefill_messages": [1]}}, ["env.prefill_messages.0", "1"]),
         ({"openai": {"weight": -1}}, ["openai.weight", "greater than 0"]),
         ({"env": {"distribution": "sciense"}}, ["env.distribution", "did you mean 'science'", "terminal_only"]),
@@ -366,7 +369,7 @@ def test_a_flag_that_cannot_be_used_is_named(
             2,
             ["error: env.enabled_toolsets: unknown toolset or tool 'terminall'", "terminal"],
         ),
-        (["--openai.model_name", "reference"], 2, ["no reference policy"]),
+        (["--openai.model_name", "reference"], 2, ["the environment has no reference_policy() to play"]),
         (
             ["--openai.base_url", "http://127.0.0.1:1/v1"],
             1,

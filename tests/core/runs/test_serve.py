@@ -90,7 +90,7 @@ async def test_a_run_ends_when_nothing_is_left_to_learn(tmp_path, run_api):
         assert result.refused["same scores"] == 7, "0, 2, 4, then 6, 8, 10, 12"
         assert result.sent == 1
         endless = make_run(server.url, tmp_path / "endless", 20, build=rewarded, max_equal_groups=None, workers=1)
-        assert (await endless.serve()).reason == "there are no more items, after 20 of this start"
+        assert (await endless.serve()).reason == "all items are played (20 in this start)"
 
 
 async def test_a_run_goes_on_while_the_trainer_makes_steps(tmp_path, run_api):

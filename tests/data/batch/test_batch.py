@@ -454,7 +454,7 @@ def test_a_file_and_a_model_are_enough(
     with served(thinks) as server:
         least = ["some.prompts.jsonl", "-m", "scripted", "-b", server.base_url]
         assert batch(least) == 0
-        assert "skipped toolsets of the removed stack that have no tools here: " in capsys.readouterr().err
+        assert "skipped toolsets that have no tools here: " in capsys.readouterr().err
         assert batch([*least, "--max_turns", "3"]) == 0
         assert "so this run writes to data/some.prompts-2" in capsys.readouterr().err
         assert batch([*least, "--max_turns", "3"]) == 0

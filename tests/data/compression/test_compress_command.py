@@ -117,7 +117,7 @@ async def test_a_server_writes_summaries_and_its_failures_leave_entries_as_they_
     assert [row["line"] for row in metrics["trajectories"]] == [1, 2, 3, 4, 5]
     assert not list(folder.glob("*.progress"))
     said = capsys.readouterr()
-    assert "left as they were: 2 entries, summary" in said.err
+    assert "left as they were: 2 lines, summary" in said.err
 
 
 async def test_a_wrong_key_ends_the_run_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -253,14 +253,14 @@ async def test_the_sampled_tokens_of_a_rollout_have_a_limit() -> None:
 
 
 async def test_requests_at_once_share_the_limit_and_none_is_cut_off_for_another() -> None:
-    async with stack(policy=Scripted("word " * 10), latency=0.1) as world:
-        async with opened(world, rollout_token_budget=60) as client:
-            asked = (client.post([user(f"{n}?")], max_tokens=25) for n in range(9))
-            statuses = [status for status, _ in await asyncio.gather(*asked)]
-            answers = [len(response.tokens or ()) for response in client.recording.completions()]
-            assert sum(answers) == 60 and client.recording.limit, "as if they had come one after the other"
-            assert statuses.count(200) == len(answers) and statuses.count(403) == 9 - len(answers)
-            assert answers[:-1] == [answers[0]] * (len(answers) - 1), "only the last one had less than it asked for"
+    policy = Scripted("word " * 10)
+    async with stack(policy=policy, latency=0.1) as world, opened(world, rollout_token_budget=60) as client:
+        asked = (client.post([user(f"{n}?")], max_tokens=25) for n in range(9))
+        statuses = [status for status, _ in await asyncio.gather(*asked)]
+        answers = [len(response.tokens or ()) for response in client.recording.completions()]
+        assert sum(answers) == 60 and client.recording.limit, "as if they had come one after the other"
+        assert statuses.count(200) == len(answers) and statuses.count(403) == 9 - len(answers)
+        assert answers[:-1] == [answers[0]] * (len(answers) - 1), "only the last one had less than it asked for"
 
 
 async def test_a_conversation_that_the_template_cannot_write_leaves_the_rollout_without_a_score() -> None:

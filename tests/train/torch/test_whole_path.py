@@ -148,7 +148,7 @@ def test_what_a_step_takes_is_said_before_the_policy_is_served(of_stock_api: Run
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"env__items": "40"}, "there are no more items"),
+        ({"env__items": "40"}, "all items are played"),
         ({"env__solved_after": "40", "env__ensure_scores_are_not_same": "true"}, "nothing is left to learn"),
     ],
 )

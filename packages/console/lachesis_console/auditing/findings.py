@@ -44,11 +44,11 @@ NEXT_STEPS: Final[Mapping[str, str]] = {
     "not-offered": "correct the choices, or the answer",
     "odd-input-passes": "give nothing where the reward cannot read the answer",
     "part-ignored": "let the reward check all that the prompt asks for",
-    "partial-reward": "see whether an agent can live on this reward alone",
+    "partial-reward": "check whether partial credit alone is worth earning",
     "placeholder-in-prompt": "fill in the field that the prompt shows as it is",
-    "prompts-alike": "show the agent what is different between the items",
+    "prompts-alike": "say in the prompt what differs between the items",
     "prompt-cut": "show the whole text, or leave the item out",
-    "random-earns": "compare models with this floor, not with 0",
+    "random-earns": "use this as the baseline of a model, instead of 0",
     "reads-agents-files": "read answers in the agent's sandbox, and run tests by ctx.judge_pytest or in ctx.seal",
     "repeatable-reward": "pay for a step once, or take back what undoing it paid",
     "reward-never-differs": "nothing can be learned from a constant reward: see that the reward reads the rollout",
@@ -65,7 +65,7 @@ NEXT_STEPS: Final[Mapping[str, str]] = {
     "unscored": "see why these rollouts have no score",
     "unshown-value": "say in the prompt, or show by a tool, what the reference policy knows",
     "vacuous-pass": "count a suite as passed only if at least one test ran and none was skipped",
-    "wrong-answer-passes": "let the reward compare the answer with that of the item",
+    "wrong-answer-passes": "compare the whole answer with the expected one",
 }
 """By code. docs/audit.md says more."""
 

@@ -109,7 +109,9 @@ def _prompts(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Find
             findings.add("duplicates", "note", f"{count} of {len(by_text)} prompts differ from another in numbers only")
     elif len(by_text) == 1 or any(len({digests[at] for at in places}) > 1 for places in same.values()):
         code, severity = ("prompts-alike", "note") if facts.has_turns else ("duplicates", "warning")
-        findings.add(code, severity, f"{more} of {cycle} items have the prompt of another one")  # type: ignore[arg-type]
+        if not (facts.has_turns and facts.prepares):
+            said = f"{more} of {cycle} items share their prompt with another item"
+            findings.add(code, severity, said)  # type: ignore[arg-type]
     else:
         evidence = [{"item": places[0], "text": f"as {places[1:4]}: {text[:200]}"} for text, places in same.items()]
         severity = "error" if not facts.has_turns and cycle >= 12 and 4 * more >= 3 * cycle else "warning"

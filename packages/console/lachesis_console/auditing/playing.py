@@ -148,6 +148,10 @@ class Stage:
         if not self.items:
             raise SettingsError(f"{env.run_name} has no items: get_next_item returned None at its first call")
         facts.has_turns = env.follow_up is not None or any(facts.tools)
+        own = type(env)
+        facts.prepares = any(
+            getattr(own, name) is not getattr(HermesAgentBaseEnv, name) for name in ("sandbox_files", "setup_sandbox")
+        )
 
     def _read_tools(self, item: Any) -> None:
         tools = [*self.env.group_tools(f"item{len(self.facts.tools)}")[1]]

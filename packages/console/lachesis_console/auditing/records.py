@@ -100,6 +100,8 @@ class EnvironmentFacts:
     has_reference: bool | None = None
     has_turns: bool = False
     """Whether the environment answers: by tools, or as a user."""
+    prepares: bool = False
+    """Whether it prepares the sandbox of each rollout: items of one prompt may differ in what is there."""
     has_shell: bool = False
     """Whether the agent has Lachesis' own `terminal`. A tool of the environment that takes commands may run them
     anywhere."""

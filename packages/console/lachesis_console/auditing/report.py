@@ -115,7 +115,7 @@ def audit(
     settings = {"items": items, "item_seconds": item_seconds, "seconds": seconds, "flags": list(flags)}
     facts = first.facts or EnvironmentFacts()
     if second.facts is not None:
-        facts.left_out += second.facts.left_out
+        facts.left_out += [text for text in second.facts.left_out if text not in facts.left_out]
     findings = Findings()
     for start in (first, second):
         if start.ended_process:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,11 +13,14 @@ from rich.table import Table
 from backends.errors import SettingsError
 from backends.text import counted, escaped
 from lachesis.cli.verb_parser import VerbParser, count
+from lachesis_console.auditing.records import AuditPlay
 
+FEW = 3
+"""Policies with one reward that share a line."""
 _DESCRIPTION = """\
 Play any environment with a reference policy if it has one, with policies that have no skill, and with cheats, in two
-processes of its own, and name what is wrong with it. Exit code 0: nothing, 1: findings that are errors, 2: it could not
-be audited. Other flags are settings: --env.NAME VALUE. docs/audit.md explains the findings.
+processes of its own, and name what is wrong with it. Exit code 0: no errors found, 1: errors found, 2: it could not be
+audited. Other flags are settings: --env.NAME VALUE. docs/audit.md explains the findings.
 """
 
 
@@ -25,11 +28,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table and the findings; the exit code."""
     parser = VerbParser(prog="lachesis audit", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("environment", metavar="ENV", help="env.py, SCHEME:NAME, or a name of `lachesis envs`")
-    parser.add_argument("--items", type=count, default=8, metavar="N", help="items to play (default: 8)")
+    parser.add_argument("-n", "--items", type=count, default=8, metavar="N", help="items to play (default: 8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
-    parser.add_argument("--item-seconds", type=float, default=60.0, metavar="S", help="of a rollout (default: 60)")
-    parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="limit of the audit (default: 600)")
-    parser.add_argument("--context", type=int, default=32768, metavar="N", help="tokens of a prompt (default: 32768)")
+    parser.add_argument(
+        "--item-seconds", type=float, default=60.0, metavar="S", help="time limit of a rollout (default: 60)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, metavar="S", help="time limit of the audit (default: 600)"
+    )
+    parser.add_argument(
+        "--context", type=int, default=32768, metavar="N", help="longest prompt, in tokens (default: 32768)"
+    )
     given, flags = parser.parse_known_args(argv)
     try:
         if given.json is not None:
@@ -55,21 +64,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         beside.print(f"error: {given.environment} could not be audited: {found.not_audited}", markup=False)
         return found.exit_code
     table = Table("policy", "rollouts", "mean reward", "lowest", "highest", "no score", "s", box=None, pad_edge=False)
-    without: list[str] = []
-    for name in dict.fromkeys(play.policy for play in found.plays):
-        played = [play for play in found.plays if play.policy == name]
-        rewards = [play.reward for play in played if play.reward is not None]
-        if name != "reference" and len(rewards) == len(played) and not any(rewards):
-            without.append(name)
+    by_policy: dict[str, list[AuditPlay]] = defaultdict(list)
+    for play in found.plays:
+        by_policy[play.policy].append(play)
+    alike = _alike(by_policy)
+    told = {name for names in alike.values() for name in names}
+    for name, played in by_policy.items():
+        if name in told:
             continue
+        rewards = [play.reward for play in played if play.reward is not None]
         figures = (sum(rewards) / len(rewards), min(rewards), max(rewards)) if rewards else ()
         shown = [f"{value:.3f}" for value in figures] or ["–"] * 3
         seconds = sum(play.seconds for play in played) / len(played)
         table.add_row(name, str(len(played)), *shown, str(len(played) - len(rewards)), f"{seconds:.2f}")
     console.print(table)
-    if without:
-        rollouts = counted(sum(play.policy in without for play in found.plays), "rollout")
-        console.print(f"reward 0 in {rollouts} of {len(without)} other policies (--json has each)", style="dim")
+    for reward, names in sorted(alike.items()):
+        rollouts = counted(sum(len(by_policy[name]) for name in names), "rollout")
+        console.print(f"reward {reward:g} in {rollouts} of {len(names)} other policies (--json has each)", style="dim")
     colours = {"error": "red", "warning": "yellow", "note": "default"}
     for each in found.findings:
         style = colours[each.severity]
@@ -84,3 +95,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     said = ", ".join(counted(kinds[name], name) for name in colours if kinds[name])
     console.print(f"in all: {said}" if said else "nothing suspicious", markup=False)
     return found.exit_code
+
+
+def _alike(by_policy: Mapping[str, Sequence[AuditPlay]]) -> dict[float, list[str]]:
+    """By reward the policies that earned it in every rollout, where they need no row: several of them, or without a
+    reward, and none with full marks."""
+    found: dict[float, list[str]] = defaultdict(list)
+    for name, played in by_policy.items():
+        rewards = {play.reward for play in played}
+        if name != "reference" and len(rewards) == 1 and (reward := rewards.pop()) is not None:
+            found[reward].append(name)
+    highest = max((play.reward or 0.0 for played in by_policy.values() for play in played), default=0.0)
+    return {reward: names for reward, names in found.items() if reward == 0 or (len(names) >= FEW and reward < highest)}

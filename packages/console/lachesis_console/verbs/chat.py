@@ -47,16 +47,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     number = partial(count, least=0)
     parser.add_argument("--item", type=number, default=0, metavar="N", help="the item, counted from 0 (default: 0)")
-    parser.add_argument("--as", dest="seat", choices=("user", "agent"), default="user", help="who you are")
+    parser.add_argument(
+        "--as", dest="seat", choices=("user", "agent"), default="user", help="whom you play (default: user)"
+    )
     parser.add_argument(
         "--replay", metavar="PATH[#ID]", help="play a recorded rollout first: of a run's folder or file"
     )
-    parser.add_argument("--at", type=number, metavar="N", help="turns of it to play (default: all)")
+    parser.add_argument("--at", type=number, metavar="N", help="turns of the recording to replay (default: all)")
     parser.add_argument("--session", metavar="NAME", help="keep the chat under this name, and continue it")
     parser.add_argument("--plain", action="store_true", help="no colours and no spinner")
-    parser.add_argument("-m", "--model", metavar="MODEL", help="its name on the server; or embedded, reference")
-    parser.add_argument("-b", "--base-url", metavar="URL", help="of the OpenAI-compatible server")
-    parser.add_argument("-k", "--api-key", metavar="KEY", help="of the server")
+    parser.add_argument(
+        "-m", "--model", metavar="MODEL", help="name of the model on its server; or embedded, reference"
+    )
+    parser.add_argument("-b", "--base-url", metavar="URL", help="URL of the OpenAI-compatible server")
+    parser.add_argument("-k", "--api-key", metavar="KEY", help="API key of the server")
     parser.add_argument(
         "-o", "--output", metavar="FOLDER", help="where the rollout is written; FOLDER-2 where it exists"
     )

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, flags = parser.parse_known_args(argv)
     console = Console(emoji=False)
     Console(emoji=False, stderr=True).print(
-        f"{given.environment}: playing {counted(given.n, 'item')} by three policies", style="dim"
+        f"{given.environment}: playing {counted(given.n, 'item')} with three policies", style="dim"
     )
     from lachesis.cli.environment_classes import environment_class
     from lachesis.runs.command_line import note_misspelt_hooks, report_error
@@ -62,6 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
     if not report.findings:
         console.print("nothing suspicious")
-        next_step = f"next  {program()} audit {quote(given.environment)}   (cheats, and answers that are wrong)"
+        next_step = f"next  {program()} audit {quote(given.environment)}   (tries cheats and wrong answers)"
         console.print(next_step, style="dim", markup=False, highlight=False, soft_wrap=True)
     return int(bool(report.findings))

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = re.split(r"[-_ ]+", given.name)
     if not all(re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", word) for word in words):
         raise SettingsError(
-            f"{given.name!r} is not a valid environment name: use letters, digits and -, as in sort-words"
+            f"{given.name!r} is no name for an environment: use letters, then digits and -, as in sort-words"
         )
     module = "_".join(words).lower()
     file, test = Path(f"{module}.py"), Path(f"test_{module}.py")
@@ -55,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     judge = " --env.judge_server '{base_url: URL, model_name: JUDGE}'" if given.kind == "judge" else ""
     steps = {
         f"pytest {test}": "checks it without a model",
-        f"lachesis check {file}{judge}": "looks for mistakes in its rewards",
+        f"lachesis check {file}{judge}": "checks its rewards for mistakes",
         f"lachesis eval {file} -n 2 -m reference{judge}": "plays its reference policy",
-        f"lachesis eval {file} -n 2 -t 64{judge}": "plays the small model that is installed",
+        f"lachesis eval {file} -n 2 -t 64{judge}": "tries it with the small demo model",
         f"lachesis eval {file} -n 20 -r 3 -m MODEL -b URL{judge}": "measures a model",
         "lachesis view": "shows every rollout in the browser",
     }

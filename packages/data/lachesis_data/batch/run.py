@@ -86,7 +86,7 @@ class BatchResult:
             f"{totals.done}{wanted}: {totals.kept.groups} kept ({sink.played} in this start), "
             f"{totals.discarded} discarded for no reasoning, {totals.failed.groups} failed",
         )
-        yield "completed", f"{totals.kept.counts['completed']} of the {totals.kept.groups}"
+        yield "completed", f"{totals.kept.counts['completed']} of {totals.kept.groups}"
         if totals.failed.outcomes:
             yield "failures", ", ".join(f"{name} {count}" for name, count in totals.failed.outcomes.most_common())
         if totals.kept.mean_reward is not None:

@@ -22,6 +22,7 @@ from lachesis_data.compression.summary import Passage, SummaryAnswer, SummaryFai
 from lachesis_messages.errors import MessageError
 
 T = TypeVar("T")
+NOT_VALID = "not a valid conversation"
 MARK: Final = "compression_metrics"
 """The field of an entry that says what compression did."""
 _ATTEMPTS: Final = 2
@@ -126,7 +127,7 @@ class Compressor:
             metrics.summarization_errors += 1
             metrics.error = f"summary: {error}"
         except (UnknownEntry, MessageError) as error:
-            metrics.error = f"not a valid conversation: {error}"
+            metrics.error = f"{NOT_VALID}: {error}"
         except _Uncountable as error:
             metrics.error = str(error)
         finally:

@@ -131,7 +131,8 @@ def read_settings(path: Path | None, changes: dict[str, dict[str, Any]]) -> Comp
         where, known = ".".join(map(str, problem["loc"])), _names(problem["loc"][:-1])
         near = get_close_matches(str(problem["loc"][-1]), known, 1) if problem["type"] == "extra_forbidden" else []
         hint = f"did you mean {near[0]!r}?" if near else "docs/compression.md lists the settings"
-        raise SettingsError(f"{path or 'settings'}: {where}: {problem['msg']}; {hint}") from None
+        said = "unknown setting" if problem["type"] == "extra_forbidden" else problem["msg"]
+        raise SettingsError(f"{path or 'settings'}: {where}: {said}; {hint}") from None
 
 
 def _names(section: tuple[Any, ...]) -> list[str]:

@@ -27,7 +27,7 @@ from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs.progress import Progress, Standing
 from lachesis.runs.results import program
 from lachesis.runs.run_folder import refuse_files_of_runs
-from lachesis_data.compression.compressor import Compressor, Summarizer
+from lachesis_data.compression.compressor import NOT_VALID, Compressor, Summarizer
 from lachesis_data.compression.files import (
     CompressionJob,
     EntrySample,
@@ -111,15 +111,18 @@ async def _run(given: argparse.Namespace, settings: CompressionFileSettings, job
                 )
         show(last=True)
     if kept:
-        console.print(f"{kept} entries were finished by an earlier start", highlight=False)
+        console.print(f"{counted(kept, 'line')} finished by an earlier start", highlight=False)
     if not given.dry_run:
         _finish(jobs, settings, totals, folder=given.input.is_dir(), console=console)
     console.print(_table(settings, totals, dry_run=given.dry_run))
     if totals.over:
         print(f"  {_why_over(settings, totals)}", file=sys.stderr)
     for kind, entries in totals.errors.items():
-        print(f"  left as they were: {entries} entries, {kind}", file=sys.stderr)
-    if not given.dry_run and totals.sums["entries"]:
+        print(f"  left as they were: {counted(entries, 'line')}, {kind}", file=sys.stderr)
+    if totals.sums["entries"] and totals.errors[NOT_VALID] == totals.sums["entries"]:
+        said = "none of its lines is a conversation; `lachesis batch` plays a file of prompts"
+        print(f"error: {given.input}: {said}", file=sys.stderr)
+    elif not given.dry_run and totals.sums["entries"]:
         written = jobs[-1].output  # of a run: those that completed
         out = quote(str(written.with_name(f"{written.stem}_openai.jsonl")))
         print(

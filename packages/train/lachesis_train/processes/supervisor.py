@@ -107,7 +107,7 @@ class Supervisor:
             process = self.running[part.name] = await PartProcess.start(part, self.logs / f"{part.name}.log", self.say)
             if await process.answers():
                 if part.probe is not None:
-                    self.note(f"{part.name} answers after {time.monotonic() - began:.1f} s (process {process.pid})")
+                    self.note(f"{part.name} is ready after {time.monotonic() - began:.1f} s (pid {process.pid})")
                 self._ready[part.name].set()
             code = await process.ended()
             self._ready[part.name].clear()
