@@ -84,7 +84,7 @@ async def test_every_page_answers_and_lets_a_browser_run_and_load_our_own_files_
                         assert text.count("<script") == text.count("<script defer src="), page
             async with session.get(f"{url}rollouts?q=evil") as answer:
                 assert '<b id="total">6</b>' in await answer.text()
-            async with session.get(f"{url}rollouts?scored=no") as answer:
+            async with session.get(f"{url}rollouts?cause=declined") as answer:
                 assert 'href="/group/mixed/unscored-1">mixed · unscored group 1, rollout 0<' in await answer.text()
             place = "mixed/unscored-1/0"
             async with session.get(f"{url}diff", params={"a": place, "b": f"{url}rollout/{place}"}) as answer:
@@ -325,6 +325,37 @@ def test_a_folder_or_a_port_that_cannot_be_used_is_an_error(tmp_path: Path, caps
     assert "is not a folder; name the folder" in capsys.readouterr().err
     assert main(["view", str(tmp_path), "--port", "1", "--host", "203.0.113.1", "--index", str(tmp_path / "i")]) == 2
     assert "choose another --port or --host" in capsys.readouterr().err
+
+
+async def test_a_batch_without_rewards_is_shown_as_one_and_not_as_failed(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    group = {**example_groups()[0], "environment": "batch"}
+    for rollout in group["rollouts"]:
+        rollout |= {"reward": None, "outcome": "completed", "completed": True, "unscored_kind": "declined"}
+    (tmp_path / "plain/groups.jsonl").write_text(json.dumps(group) + "\n")
+    (tmp_path / "plain/groups.run.json").write_text(json.dumps({"settings": {"environment": "batch"}}))
+    index = Index(tmp_path, tmp_path / "index.sqlite")
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        await asyncio.to_thread(index.refresh)
+        async with aiohttp.ClientSession() as session:
+            said = {
+                "": '<span class="faint">no reward</span>',
+                "rollouts": ">no reward</span>",
+                "run/plain": ">4 without a reward</a>",
+                "rollout/plain/0/0": '<span class="tag">no reward: a batch without --env</span>',
+            }
+            for page, words in said.items():
+                async with session.get(f"{url}{page}") as answer:
+                    text = await answer.text()
+                assert words in text and ">declined<" not in text, page
+                assert page != "run/plain" or "</b><span>a batch without --env</span>" in text
+                assert "scored=no&amp;" not in text and "have no score" not in text and "no score:" not in text, page
+            async with session.get(f"{url}rollouts?scored=no") as answer:
+                assert '<b id="total">0</b>' in await answer.text()
+    finally:
+        await runner.cleanup()
+        index.close()
 
 
 @pytest.mark.parametrize(

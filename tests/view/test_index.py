@@ -28,6 +28,7 @@ from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
 from lachesis_view.followed_files import BATCH
 from lachesis_view.index import Index, NoSuchGroup
+from lachesis_view.matrix import matrix
 from tests.run import some
 from tests.support.small_envs import process
 from tests.support.viewed_runs import Mixed, mixed, mixed_run
@@ -131,7 +132,7 @@ def test_rollouts_are_filtered_and_sorted_by_what_a_row_shows(root: Path) -> Non
         assert (
             Filter.of({"min_reward": "1e300", "max_reward": "0.5"}).to_query() == "min_reward=1e%2B300&max_reward=0.5"
         )
-        assert set(found(index, {"scored": "no"})) == {(-1, 0), (-1, 1)}
+        assert set(found(index, {"cause": "declined"})) == {(-1, 0), (-1, 1)}
         assert set(found(index, {"tool_error": "yes"})) == {(number, n) for number in (-1, 1, 3) for n in (0, 1)}
         assert found(index, {"outcome": "no such"}) == [] and found(index, {"run": "other"}) == []
         by_turns = [row["turns"] for row in index.rollouts(Filter.of({"sort": "-turns"})).rows]
@@ -273,9 +274,26 @@ def test_what_failed_is_shown_again_where_the_score_that_replaced_it_is_gone(roo
     with indexed(root) as index:
         path.write_bytes(before + json.dumps({**scored, "item_key": failed["item_key"]}).encode() + b"\n")
         index.refresh()
-        assert not found(index, {"scored": "no"})
+        assert not found(index, {"cause": "declined"})
         path.write_bytes(before)
-        assert index.refresh() and found(index, {"scored": "no"})
+        assert index.refresh() and found(index, {"cause": "declined"})
+
+
+def test_a_rollout_that_should_have_no_reward_is_no_failure(root: Path) -> None:
+    path = root / "mixed/groups.failed.jsonl"
+    group = json.loads(path.read_text())
+    assert {rollout["unscored_kind"] for rollout in group["rollouts"]} == {"declined"}
+    group["rollouts"][1]["unscored_kind"] = "sandbox"
+    path.write_text(json.dumps(group) + "\n")
+    with indexed(root) as index:
+        (run,) = index.runs()
+        assert (run["rollouts"], run["scored"], run["declined"]) == (10, 8, 1)
+        assert found(index, {"scored": "no"}) == [(-1, 1)] and found(index, {"cause": "declined"}) == [(-1, 0)]
+        assert [(each["cause"], each["count"]) for each in index.unscored("mixed")] == [("sandbox", 1)]
+        charts = {chart["title"]: chart["lines"] for chart in curves(index, ["mixed"], "groups")}
+        assert [line["label"] for line in charts["why unscored, share"]] == ["sandbox"]
+        why = {row["item"]: row["why"] for row in matrix(index, "mixed")["rows"]}
+        assert [("no score: sandbox", 1)] in why.values() and "declined" not in str(why)
 
 
 def test_two_files_of_one_name_show_each_group_once(root: Path) -> None:
@@ -560,12 +578,12 @@ def test_a_manifest_that_is_none_hides_no_run(root: Path, manifest: bytes) -> No
 def test_a_group_that_was_scored_at_last_replaces_its_failure(root: Path) -> None:
     failed = json.loads((root / "mixed/groups.failed.jsonl").read_text())
     with indexed(root) as index:
-        assert found(index, {"scored": "no"})
+        assert found(index, {"cause": "declined"})
         scored = json.loads((root / "mixed/groups.jsonl").read_text().splitlines()[0])
         with (root / "mixed/groups.jsonl").open("a") as file:
             file.write(json.dumps({**scored, "item_key": failed["item_key"]}) + "\n")
         index.refresh()
-        assert not found(index, {"scored": "no"}) and index.runs()[0]["groups"] == 5
+        assert not found(index, {"cause": "declined"}) and index.runs()[0]["groups"] == 5
 
 
 def test_an_item_that_failed_at_every_start_is_one_group_as_its_last_start_left_it(root: Path) -> None:
@@ -577,7 +595,7 @@ def test_an_item_that_failed_at_every_start_is_one_group_as_its_last_start_left_
         (run,) = index.runs()
         summary = result.summary
         assert (run["groups"], run["rollouts"], run["scored"]) == (summary.groups, summary.rollouts, summary.scored)
-        assert found(index, {"scored": "no"}) == [(-2, 0), (-2, 1)] and index.group("mixed", -2) == last
+        assert found(index, {"cause": "declined"}) == [(-2, 0), (-2, 1)] and index.group("mixed", -2) == last
         with pytest.raises(NoSuchGroup):
             index.group("mixed", -1)
 
@@ -615,7 +633,7 @@ def test_runs_have_the_names_of_their_folders_and_a_second_one_that_of_its_file(
         causes = {
             title: [line["label"] for line in over[title]] for title in over if "cause" in title or "why" in title
         }
-        assert causes == {"why unscored, share": ["declined"]}
+        assert causes == {}, "no reward is missing"
         shares = [line["y"] for line in over["outcomes, share"]]
         assert [sum(column) for column in zip(*shares, strict=True)] == [1.0] * 5
 

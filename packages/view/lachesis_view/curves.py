@@ -16,6 +16,7 @@ from lachesis_view.html import visible
 from lachesis_view.index import Index
 from lachesis_view.metrics import SHOWN, mean
 from lachesis_view.reports.training import environments
+from lachesis_view.rows import DECLINED
 
 POINTS, GROUPS = 60, 10
 """Points of a curve, at most; and groups of a point, if there are enough for ten points: a mean of few says little."""
@@ -58,7 +59,7 @@ def _of_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[st
             for end, key in zip(ends, ("low", "high"), strict=False):
                 line[key] = [_finite(step.get(end)) for step in known]
             yield title, line
-    for own in environments(steps):
+    for own in found if len(found := environments(steps)) > 1 else ():
         known = [step for step in steps if f"train/{own}/reward" in step]
         of = {key: f"train/{own}/reward{end}" for key, end in (("y", ""), ("low", "_low"), ("high", "_high"))}
         values = {key: [_finite(step.get(name)) for step in known] for key, name in of.items()}
@@ -137,7 +138,7 @@ def _shares(bins: Sequence[Sequence[sqlite3.Row]], of: Callable[[sqlite3.Row], A
 def _cause(row: sqlite3.Row) -> tuple[str, str] | None:
     """The cause of a row, after the title of what it is about."""
     about = NOT_TRAINED if row["kind"] == "trained" else UNSCORED if row["reward"] is None else SCORED
-    return (about, row["cause"]) if row["cause"] else None
+    return (about, row["cause"]) if row["cause"] not in ("", DECLINED) else None
 
 
 def _success(rows: Sequence[sqlite3.Row]) -> float | None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 from urllib.parse import urlencode
 
+from lachesis_view.rows import DECLINED
+
 SORTS = {
     **{name: name for name in ("reward", "outcome", "turns", "calls", "errors", "tokens", "seconds", "time", "title")},
     "run": "run",
@@ -100,7 +102,7 @@ class Filter:
         if self.tool_error is not None:
             parts.append("errors > 0" if self.tool_error else "errors = 0")
         if self.scored is not None:
-            parts.append("reward IS NOT NULL" if self.scored else "reward IS NULL")
+            parts.append("reward IS NOT NULL" if self.scored else f"reward IS NULL AND cause != '{DECLINED}'")
         if query := self.full_text():
             parts.append("id IN (SELECT rowid FROM texts WHERE texts MATCH ?)")
             values.append(query)

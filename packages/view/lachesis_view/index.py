@@ -24,7 +24,7 @@ from lachesis_view.followed_files import COLUMNS, FollowedFiles
 from lachesis_view.html.rollout import last_words
 from lachesis_view.metrics import mean, most_frequent
 from lachesis_view.reports.training import on_files
-from lachesis_view.rows import parsed, storable
+from lachesis_view.rows import DECLINED, parsed, storable
 from lachesis_view.trained import as_group, group_name
 
 FAILURES_OF = 2_000
@@ -58,6 +58,7 @@ class Index(FollowedFiles):
             row["run"]: dict(row)
             for row in self._database.execute(
                 "SELECT run, count(*) AS rollouts, count(DISTINCT number) AS groups, count(reward) AS scored, "
+                f"count(*) FILTER (WHERE reward IS NULL AND cause = '{DECLINED}') AS declined, "
                 "count(DISTINCT item) AS item_count, "
                 "max(time) AS latest, "
                 "avg(turns) AS turns, total(tokens) AS tokens, count(tokens) AS counted, "
@@ -84,7 +85,9 @@ class Index(FollowedFiles):
             latest = max(each[name]["latest"] or 0.0 if name in each else 0.0 for each in (figures, steps))
             found.append(
                 {
-                    **dict.fromkeys(("rollouts", "groups", "item_count", "scored", "calls", "errors", "counted"), 0),
+                    **dict.fromkeys(
+                        ("rollouts", "groups", "item_count", "scored", "declined", "calls", "errors", "counted"), 0
+                    ),
                     **dict.fromkeys(("turns", "tokens")),
                     **figures.get(name, {}),
                     **row,
@@ -236,11 +239,11 @@ class Index(FollowedFiles):
         return [(name, [(mean(values), len(values)) for values in found[name]]) for name in names]
 
     def unscored(self, run: str) -> list[dict[str, Any]]:
-        """Why rollouts of a run have no score, most frequent first: `cause`, `count`, and of the first such rollout its
-        place (`number`, `n`) and `said`, the line that its error ends with."""
+        """Why rollouts of a run lack the score that they should have, most frequent first: `cause`, `count`, and of the
+        first such rollout its place (`number`, `n`) and `said`, the line that its error ends with."""
         query = (
             "SELECT cause, count(*) AS count, number, n, min(id) FROM rollouts WHERE run = ? AND reward IS NULL "
-            "GROUP BY cause ORDER BY 2 DESC"
+            f"AND cause != '{DECLINED}' GROUP BY cause ORDER BY 2 DESC"
         )
         found = []
         for row in self._database.execute(query, (run,)).fetchall():

@@ -27,6 +27,8 @@ TEXT_LIMIT = 100_000
 NAME_LENGTH = 200
 REASONS = 3
 """That an item or a sample fails, shown at most."""
+DECLINED = "declined"
+"""The recorded cause where no reward is missing: a batch has none, or the reward is None on purpose."""
 METRICS = 50
 """Components and metrics of a rollout that are kept."""
 
@@ -66,7 +68,7 @@ def rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[A
 def _why(group: Mapping[str, Any], rollout: Mapping[str, Any], cause: str) -> Iterator[str]:
     """Why it has no score or less than a pass, failed calls aside: how it ended, parts of the reward that are 0."""
     reward, outcome = rollout["reward"], as_name(rollout["outcome"])
-    if reward is not None and reward >= PASS:
+    if cause == DECLINED or (reward is not None and reward >= PASS):
         return
     said = (cause or outcome).replace("_", " ")
     if reward is None:

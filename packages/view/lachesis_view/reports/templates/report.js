@@ -69,7 +69,7 @@ function follow() {
 }
 function row(item) {
   const tags = item.runs.flatMap((run, number) => [number ? make("span", "dim", "|") : "", ...(run ? run.rollouts.slice(0, 12)
-    .map(({ reward }) => tag(reward, reward === null ? "left out" : short(reward))) : [make("span", "dim", "–")]),
+    .map(({ reward, cause }) => cause === "declined" ? make("span", "tag", "no reward") : tag(reward, reward === null ? "left out" : short(reward))) : [make("span", "dim", "–")]),
     run && run.rollouts.length > 12 ? make("span", "dim", `… mean ${short(score(item, number) ?? NaN)}`) : ""]);
   const node = fold(make("summary", "", make("span", "dim", item.number), make("span", "text", ...item.title.split("\n").map((part, at) => at ? make("span", "own", ` ${part}`) : part)), ...tags),
     (body) => fillItem(body, item));
