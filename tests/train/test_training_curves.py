@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -368,7 +369,7 @@ def test_progress_shows_the_figures_that_a_terminal_has_room_for(width: int) -> 
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "div", "section", "span", "b", "i", "p"),
     *("svg", "line", "text", "path", "circle", "rect", "details", "summary", "pre", "mark", "code"),
-    *("article", "header"),
+    *("article", "header", "table", "tr", "th", "td"),
 }
 
 
@@ -444,13 +445,84 @@ def test_the_report_colours_by_reward_counts_rollouts_from_0_and_has_the_setting
     )
 
 
-def test_the_first_and_the_last_steps_of_a_report_are_different_ones() -> None:
-    lines = [{"reward": float(at)} for at in range(8)]
-    assert report_module._change(lines, "reward", "reward") == [
-        ("1.5 → 5.5", "reward, mean of the first and the last 4 steps")
+def reward_line(at: int, reward: float, **more: Any) -> dict[str, Any]:
+    ends = {"train/reward_low": reward - 0.1, "train/reward_high": reward + 0.2}
+    return {"step": at, "timestamp": 100.0 * at, "train/step_time": 90.0, "train/reward": reward, **ends, **more}
+
+
+def report_of(folder: Path, lines_of: list[dict[str, Any]], **more: Any) -> str:
+    """The text of the report of a run with these lines."""
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines_of))
+    return " ".join(Page(report_module.write_report(folder, **more).read_text()).text.split())
+
+
+def test_the_report_begins_with_what_was_trained_and_what_its_figures_say(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.json").write_text('{"settings": {"base_model": "smollm2"}}')
+    for at, mean in ((0, 0.25), (5, 0.5), (10, 0.75)):
+        (path := tmp_path / f"eval/step-{at}/metrics.json").parent.mkdir(parents=True)
+        figures = {"eval/avg_reward": mean, "eval/avg_reward_low": mean - 0.05, "eval/avg_reward_high": mean + 0.05}
+        path.write_text(json.dumps({"results": {"all": figures}}))
+    run = [reward_line(at, 0.2 + 0.04 * at, **{"train/count/share": 1.0}) for at in range(1, 11)]
+    text = report_of(tmp_path, run, title="demo", total_steps=12)
+    assert "Training run demo: count, smollm2, 10 of 12 steps" in text
+    # Of two steps with distances of 0.1 below and 0.2 above: their root of squares, halved.
+    low, high = math.sqrt(2) * 0.1 / 2, math.sqrt(2) * 0.2 / 2
+    first, last = (f"{mean:.3f} [{mean - low:.3f}, {mean + high:.3f}]" for mean in (0.26, 0.58))
+    assert f"Mean reward: {first} in the first 2 steps, {last} in the last 2 steps." in text
+    held_out = "0.250 [0.200, 0.300] at step 0, 0.750 [0.700, 0.800] at step 10."
+    assert f"Mean reward on held-out items: {held_out}" in text
+    assert f"lachesis export --run-dir {tmp_path} --to {tmp_path.name}.gguf" in text
+    assert f"lachesis eval count -m {tmp_path.name}.gguf" in text
+    near = report_of(tmp_path / "near", [reward_line(1, 0.3), reward_line(2, 0.35)])
+    assert "0.300 [0.200, 0.500] at step 1, 0.350 [0.250, 0.550] at step 2; the intervals overlap." in near
+    assert "lachesis export" not in near, "there is no checkpoint"
+
+
+def test_the_only_step_is_a_table_with_its_interval(tmp_path: Path) -> None:
+    text = report_of(tmp_path, [reward_line(1, 0.25, **{"train/loss": 0.5, "time/wait": 2.0})])
+    page = (tmp_path / "report.html").read_text()
+    assert "Mean reward: 0.250 [0.150, 0.450] at step 1." in text
+    assert "<svg" not in page and "Figures of a single step" in text
+    assert '<th class="text">Reward</th><td><b>0.25 [0.15, 0.45]</b>' in page
+    assert "step 1: mean of the groups 0.25 [0.15, 0.45]" in report_of_two(tmp_path / "two")
+
+
+def report_of_two(folder: Path) -> str:
+    report_of(folder, [reward_line(1, 0.25), reward_line(2, 0.5)])
+    return (folder / "report.html").read_text()
+
+
+def test_the_report_tells_of_the_warm_start_and_of_groups_that_were_not_sent(tmp_path: Path) -> None:
+    for name in ("warm-start", "spool/one", "spool/two"):
+        (tmp_path / name).mkdir(parents=True)
+    warm = [
+        {"step": 0, "train/tokens": 0},
+        *({"step": at, "train/loss": 2.0 / at, "train/samples": 4} for at in (1, 2)),
     ]
-    assert report_module._change(lines[:3], "reward", "reward") == [("0 → 2", "reward, first and last step")]
-    assert report_module._change(lines[:1], "loss", "loss") == []
+    (tmp_path / "warm-start/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in warm))
+    for name, reasons in (("one", ["same scores", "too old"]), ("two", ["same scores"])):
+        lines_of = "".join(json.dumps({"key": "k", "reason": reason}) + "\n" for reason in reasons)
+        (tmp_path / "spool" / name / "refused.jsonl").write_text(lines_of)
+    text = report_of(tmp_path, [reward_line(1, 0.2)])
+    assert "Warm start: 8 examples of the reference policy. Loss: 2.000 at step 1, 1.000 at step 2." in text
+    assert "Groups that were not sent to the trainer: 2 same scores, 1 too old." in text
+    (tmp_path / "warm-start/metrics.jsonl").write_text('{"step": 1, "tra\n{"step": 2}\n')
+    (tmp_path / "spool/two/refused.jsonl").write_text('[1]\n{"rea\n{}\n')
+    text = report_of(tmp_path, [reward_line(1, 0.2)])
+    assert "Warm start" not in text and "1 same scores, 1 too old." in text, "files that are damaged end no run"
+
+
+def test_the_labels_of_an_axis_differ_and_have_room(tmp_path: Path) -> None:
+    for values in ([-2.2735675, -2.2735671], [5.3e-7, -4.1e-7], [1e6, 1e6 + 3], [0.1, 0.9]):
+        chart = line_chart("t", [1, 2], [Line("x", values)])
+        assert chart is not None
+        shown = [float(text.replace(",", "")) for _, text in chart.y_ticks]
+        steps = [after - before for before, after in pairwise(shown)]
+        assert min(steps) > 0 and max(steps) - min(steps) < 0.2 * max(steps), shown
+        widest = max(len(text) for _, text in chart.y_ticks)
+        assert chart.left - 6 >= 8 * widest, "of letters as a phone has them"
+        assert all(chart.left <= point[0] <= chart.width - 18 for series in chart.series for point in series.points)
 
 
 def test_a_long_run_has_a_report_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,7 +561,11 @@ def test_the_report_of_a_run_on_files_counts_its_examples_and_has_no_rollouts(tm
     (tmp_path / "rollouts").mkdir(exist_ok=True)
     (tmp_path / "rollouts/step_00001.jsonl").touch()  # as an earlier version wrote it
     page = " ".join(Page(report_module.write_report(tmp_path).read_text()).text.split())
-    assert "trained on files" in page and "12examples trained, from files" in page and "2 → 1loss" in page
+    assert (
+        "trained on files" in page
+        and "12examples trained, from files" in page
+        and "Loss: 2.000 at step 1, 1.000 at step 2." in page
+    )
     assert "Rollouts of each step" not in page and "skipped" not in page and "0 groups" not in page
 
 

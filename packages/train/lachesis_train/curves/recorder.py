@@ -66,6 +66,7 @@ class TrainingRecorder:
         """
         self.run_dir = Path(run_dir)
         self.title = title
+        self._total_steps = total_steps or 0
         self._next = first_step
         self._next_report = 0.0
         self._rollouts = RolloutFiles(self.run_dir / ROLLOUTS, limit=rollouts_limit, decode=decode)
@@ -120,7 +121,7 @@ class TrainingRecorder:
         from lachesis_view.reports.training import write_report
 
         begun = time.monotonic()
-        path = write_report(self.run_dir, title=self.title)
+        path = write_report(self.run_dir, title=self.title, total_steps=self._total_steps)
         took = time.monotonic() - begun
         self._next_report = begun + max(REPORT_INTERVAL, took / REPORT_SHARE)
         return path

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WIDTH, HEIGHT = 520, 210
-LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 24
+LEFT, RIGHT, TOP, BOTTOM = 52, 18, 12, 24
 MAX_POINTS = 250
 """Points of a line; of more steps, each point is the mean of some."""
 MAX_BARS = 80
@@ -36,23 +36,25 @@ class Series:
     band: str
     points: Sequence[tuple[float, float, str]]
     """x, y, text."""
-    last: str
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart as the template draws it, in a box of `width` x HEIGHT."""
+    """A chart as the template draws it, in a box of `width` x HEIGHT; its steps begin at `left`."""
 
     title: str
     note: str
     width: int
+    left: float
+    steps: int
+    """That have a value."""
     x_ticks: Sequence[tuple[float, str]]
     y_ticks: Sequence[tuple[float, str]]
     series: Sequence[Series] = ()
     bars: Sequence[tuple[float, float, float, float, int, str]] = ()
     """x, y, width, height, colour, text."""
     legend: Sequence[tuple[str, int, str]] = field(default_factory=tuple)
-    """Name, colour, value of the last step."""
+    """Name, colour, value of the last step with its interval."""
     steps_per_point: int = 1
     narrow: Chart | None = None  # as a wide one is drawn on a phone, where its texts would be too small
 
@@ -80,9 +82,10 @@ def line_chart(
     low, high = min(everything), max(everything)
     low = low if floor is None else min(low, floor)
     ticks, low, high = _ticks(low, high)
-    x = _scale(places[0], places[-1], LEFT, width - RIGHT)
+    texts, left = _labels(ticks)
+    x = _scale(places[0], places[-1], left, width - RIGHT)
     y = _scale(low, high, HEIGHT - BOTTOM, TOP)
-    series = []
+    series, legend = [], []
     for colour, (line, original) in enumerate(zip(drawn, lines, strict=True)):
         known = [(place, value) for place, value in zip(places, line.values, strict=True) if value is not None]
         band = [
@@ -91,17 +94,24 @@ def line_chart(
             if below is not None and above is not None
         ]
         outline = [(x(p), y(above)) for p, _, above in band] + [(x(p), y(below)) for p, below, _ in reversed(band)]
-        points = [(round(x(p), 1), round(y(v), 1), f"step {p:g}: {line.name} {number(v)}") for p, v in known]
+        ranges = {place: f" [{number(below)}, {number(above)}]" for place, below, above in band}
+        points = [
+            (round(x(p), 1), round(y(v), 1), f"step {p:g}: {line.name} {number(v)}{ranges.get(p, '')}")
+            for p, v in known
+        ]
         newest = next(value for value in reversed(original.values) if value is not None)
-        series.append(Series(line.name, colour, _path(points), _path(outline, close=True), points, number(newest)))
+        legend.append((line.name, colour, number(newest) + (ranges.get(known[-1][0], "") if size == 1 else "")))
+        series.append(Series(line.name, colour, _path(points), _path(outline, close=True), points))
     return Chart(
         title,
         note,
         width,
+        left,
+        len({point[0] for each in series for point in each.points}),
         _step_ticks(places, x),
-        [(round(y(tick), 1), number(tick)) for tick in ticks],
+        [(round(y(tick), 1), text) for tick, text in zip(ticks, texts, strict=True)],
         series=series,
-        legend=[(each.name, each.colour, each.last) for each in series],
+        legend=legend,
         steps_per_point=size,
         narrow=line_chart(title, steps, lines, note=note, floor=floor) if wide else None,
     )
@@ -118,8 +128,9 @@ def bar_chart(
     grouped = [(steps[at : at + size], counts[at : at + size]) for at in range(0, len(steps), size)]
     means = [{name: sum(c.get(name, 0) for c in part) / len(part) for name in names} for _, part in grouped]
     ticks, _, high = _ticks(0.0, max(sum(each.values()) for each in means))
+    texts, left = _labels(ticks)
     y = _scale(0.0, high, HEIGHT - BOTTOM, TOP)
-    slot = (WIDTH - LEFT - RIGHT) / len(grouped)
+    slot = (WIDTH - left - RIGHT) / len(grouped)
     gap = min(4.0, slot * 0.2)
     bars = []
     for number_of, ((covered, _), values) in enumerate(zip(grouped, means, strict=True)):
@@ -129,23 +140,20 @@ def bar_chart(
             if value := values[name]:
                 top = y(base + value)
                 text = f"{where}: {name} {number(value)}{unit}"
-                at = LEFT + number_of * slot + gap / 2
+                at = left + number_of * slot + gap / 2
                 bars.append((round(at, 1), round(top, 1), round(slot - gap, 1), round(y(base) - top, 1), colour, text))
                 base += value
     middles = [sum(covered) / len(covered) for covered, _ in grouped]
-
-    def x(place: float) -> float:
-        first, last = middles[0], middles[-1]
-        share = (place - first) / (last - first) if last > first else 0.5
-        return LEFT + slot / 2 + share * (WIDTH - LEFT - RIGHT - slot)
-
+    x = _scale(middles[0], middles[-1], left + slot / 2, WIDTH - RIGHT - slot / 2)
     last = counts[-1]
     return Chart(
         title,
         note,
         WIDTH,
+        left,
+        len(grouped),
         _step_ticks(middles, x),
-        [(round(y(tick), 1), number(tick)) for tick in ticks],
+        [(round(y(tick), 1), text) for tick, text in zip(ticks, texts, strict=True)],
         bars=bars,
         legend=[
             (name, colour, f"{number(last[name])}{unit}" if name in last else "0") for colour, name in enumerate(names)
@@ -154,21 +162,19 @@ def bar_chart(
     )
 
 
-def number(value: float) -> str:
-    """A number with about three digits."""
+def number(value: float, digits: int = 3) -> str:
+    """A number with about so many digits."""
     if value == 0:
         return "0"
     size = abs(value)
     if size >= 10_000_000:
-        return f"{value:.3g}"
+        return f"{value:.{digits}g}"
     if size >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if size >= 0.001 else f"{value:.1e}".replace("e-0", "e-")
+        return f"{value:,.{digits - 3}f}"
+    return f"{value:.{digits}g}" if size >= 0.001 else f"{value:.{digits - 2}e}".replace("e-0", "e-")
 
 
 def _means(values: Sequence[Value], size: int) -> list[Value]:
-    if size == 1:
-        return list(values)
     parts = [[v for v in values[at : at + size] if v is not None] for at in range(0, len(values), size)]
     return [sum(part) / len(part) if part else None for part in parts]
 
@@ -186,6 +192,17 @@ def _ticks(low: float, high: float) -> tuple[list[float], float, float]:
     return ticks, ticks[0], ticks[-1]
 
 
+def _labels(ticks: Sequence[float]) -> tuple[list[str], float]:
+    """Of ticks, with as many digits as their distance needs; and where the axis begins, to the right of them."""
+    texts: list[str] = []
+    for digits in range(3, 18):
+        texts = [number(tick, digits) for tick in ticks]
+        off = (abs(float(text.replace(",", "")) - tick) for text, tick in zip(texts, ticks, strict=True))
+        if max(off) < (ticks[1] - ticks[0]) / 20:
+            break
+    return texts, max(LEFT, 10 + 8.5 * max(map(len, texts)))  # letters as a phone has them
+
+
 def _step_ticks(places: Sequence[float], x: Any) -> list[tuple[float, str]]:
     low, high = places[0], places[-1]
     if high <= low:
@@ -197,11 +214,7 @@ def _step_ticks(places: Sequence[float], x: Any) -> list[tuple[float, str]]:
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Any:
-    def scaled(value: float) -> float:
-        share = (value - low) / (high - low) if high > low else 0.5
-        return start + share * (end - start)
-
-    return scaled
+    return lambda value: start + (end - start) * ((value - low) / (high - low) if high > low else 0.5)
 
 
 def _path(points: Sequence[tuple[Any, ...]], *, close: bool = False) -> str:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from backends.errors import LachesisError
@@ -24,6 +25,7 @@ from lachesis_view.files import manifest_of
 from lachesis_view.html import Templates, write_page
 from lachesis_view.html.rollout import message_view
 from lachesis_view.reports.charts import Chart, Line, bar_chart, line_chart, number
+from lachesis_view.reports.verdict import circumstances, verdict
 from lachesis_view.rows import parsed
 
 FILES_OF_RUNS = ("groups.jsonl", "samples.jsonl", "metrics.jsonl")
@@ -33,12 +35,12 @@ MAX_CHARACTERS = 12_000_000
 """Of rollouts in the page."""
 MAX_TEXT = 40_000
 """Characters of one text."""
-RECENT = 5
-"""Steps at each end over which the figures at the top are means."""
+_SHARE = re.compile(r"train/([^/]+)/share")
 
 
-def write_report(run_dir: Path, *, title: str | None = None, output: Path | None = None) -> Path:
-    """Write `report.html` in the folder of a run, or `output`, whole or not at all; returns its path.
+def write_report(run_dir: Path, *, title: str | None = None, output: Path | None = None, total_steps: int = 0) -> Path:
+    """Write `report.html` in the folder of a run, or `output`, whole or not at all; returns its path. `total_steps` is
+    the number of the last step, 0 where it is not known.
 
     Raises:
         LachesisError: the folder has no `metrics.jsonl`, or one that is not valid JSON; the report cannot be written.
@@ -49,47 +51,38 @@ def write_report(run_dir: Path, *, title: str | None = None, output: Path | None
         hint = f"name one of its runs: {', '.join(runs[:8])}" if runs else "name the folder of a run"
         raise LachesisError(f"{run_dir} has no {', '.join(FILES_OF_RUNS)}; {hint}")
     output = output or run_dir / "report.html"
-    page = render_report(
-        title or run_dir.absolute().name,
-        list(read_lines(path, torn_tail=True)),
-        dict(step_files(run_dir / "rollouts")),
-        _evaluations(run_dir / "eval"),
-        parsed(manifest_of(path)[0]),
-    )
-    try:
-        write_page(output, page)
-    except OSError as error:
-        raise LachesisError(f"{output}: cannot be written ({error.strerror})") from error
-    return output
-
-
-def render_report(
-    title: str,
-    lines: Sequence[Mapping[str, Any]],
-    files: Mapping[int, Path],
-    evaluations: Mapping[str, Mapping[int, Mapping[str, Any]]] | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> str:
-    """The page of the lines of `metrics.jsonl`, the files of rollouts by step, the figures of evaluations by
-    environment and step, and the settings."""
-    files = {step: path for step, path in files.items() if path.stat().st_size}  # SFT writes empty ones, or wrote them
+    lines = list(read_lines(path, torn_tail=True))
+    # SFT writes empty ones, or wrote them.
+    files = {step: file for step, file in step_files(run_dir / "rollouts") if file.stat().st_size}
+    evaluations, settings = _evaluations(run_dir / "eval"), parsed(manifest_of(path)[0])
     shown = _spread(sorted(files), MAX_STEPS)
     budget = MAX_CHARACTERS // max(1, len(shown))
     by_step = {line["step"]: line for line in lines}
-    return Templates(Path(__file__).parent / "templates").page(
+    page = Templates(Path(__file__).parent / "templates").page(
         "training_report.html.jinja",
-        title=title,
+        title=title or run_dir.absolute().name,
+        total_steps=total_steps,
+        environments=environments(lines),
+        verdict=verdict(lines, evaluations),
+        circumstances=circumstances(run_dir),
+        folder=quote(str(run_dir)),
+        model=quote(f"{run_dir.absolute().name}.gguf"),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         figures=figures(lines),
         on_files=on_files(lines),
         alarm=_repaired(lines).alarm,
-        charts=[chart for chart in (*_of_environments(lines, evaluations or {}), *_charts(lines)) if chart is not None],
+        charts=[chart for chart in (*_of_environments(lines, evaluations), *_charts(lines)) if chart is not None],
         steps=[_step_view(step, by_step.get(step, {}), files[step], budget) for step in reversed(shown)],
         recorded=len(lines),
         with_rollouts=len(files),
         number=number,
         settings=settings,
     )
+    try:
+        write_page(output, page)
+    except OSError as error:
+        raise LachesisError(f"{output}: cannot be written ({error.strerror})") from error
+    return output
 
 
 def on_files(lines: Sequence[Mapping[str, Any]]) -> bool:
@@ -101,9 +94,7 @@ def figures(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Value and caption of what a run has done."""
     if not lines:
         return []
-    found = [(str(lines[-1]["step"]), "last step"), *_change(lines, "train/reward", "reward")]
-    found += _change(lines, "train/loss", "loss") if found[1:] == [] else []
-    found += _change(lines, "eval/loss", "loss on validation data")
+    found = [(str(lines[-1]["step"]), "last step")]
     if (calls := _repaired(lines)).share is not None:
         found += [(f"{calls.share:.1%}", f"{NAME}, {calls.repaired} of {calls.parsed}")]
     tokens = sum(line.get("train/tokens", 0) for line in lines)
@@ -112,7 +103,7 @@ def figures(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     if any("train/samples" in line for line in lines):
         said = "examples trained, from files" if on_files(lines) else f"samples trained, {number(skipped)} skipped"
         found += [(number(sum(line.get("train/samples", 0) for line in lines)), said)]
-    found += [(duration(sum(line.get("train/step_time", 0) for line in lines)), "time of the steps")]
+    found += [(duration(sum(line.get("train/step_time", 0) for line in lines)), "training time")]
     return found
 
 
@@ -124,21 +115,7 @@ def _repaired(lines: Sequence[Mapping[str, Any]]) -> RepairedCalls:
     return found
 
 
-def _change(lines: Sequence[Mapping[str, Any]], name: str, caption: str) -> list[tuple[str, str]]:
-    values = [line[name] for line in lines if name in line]
-    if not values:
-        return []
-    steps = min(RECENT, max(1, len(values) // 2))  # none of them twice
-    first, last = values[:steps], values[-steps:]
-    text = f"{number(sum(first) / steps)} → {number(sum(last) / steps)}"
-    return [
-        (text, f"{caption}, {f'mean of the first and the last {steps} steps' if steps > 1 else 'first and last step'}")
-    ]
-
-
 def _charts(lines: Sequence[Mapping[str, Any]]) -> Iterator[Chart | None]:
-    if not lines:
-        return
     steps = [line["step"] for line in lines]
 
     def values(name: str) -> list[float | None]:
@@ -185,9 +162,8 @@ def _charts(lines: Sequence[Mapping[str, Any]]) -> Iterator[Chart | None]:
 
 
 def environments(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of those whose groups were trained, in a run with several."""
-    found = {match[1] for line in lines for name in line if (match := re.fullmatch(r"train/([^/]+)/share", name))}
-    return sorted(found) if len(found) > 1 else []
+    """The names of those whose groups were trained."""
+    return sorted({found[1] for line in lines for name in line if (found := _SHARE.fullmatch(name))})
 
 
 def _of_environments(
@@ -195,7 +171,7 @@ def _of_environments(
 ) -> Iterator[Chart | None]:
     """The curves by environment: rewards and evaluations with their intervals, and shares."""
     steps, names = [line["step"] for line in lines], environments(lines)
-    if names:
+    if len(names) > 1:
         rewards = [_with_interval(name, lines, f"train/{name}/reward") for name in names]
         note = "mean of the groups, with its 95 % interval"
         yield line_chart("Reward by environment", steps, rewards, note=note, floor=0.0, wide=True)
@@ -206,9 +182,8 @@ def _of_environments(
         _with_interval(name or "mean", [of_steps.get(step, {}) for step in evaluated], "eval/avg_reward")
         for name, of_steps in sorted(evaluations.items())
     ]
-    if evaluated:
-        note = "mean reward on held-out items, with its 95 % interval"
-        yield line_chart("Evaluations", evaluated, curves, note=note, floor=0.0, wide=True)
+    note = "mean reward on held-out items, with its 95 % interval"
+    yield line_chart("Evaluations", evaluated, curves, note=note, floor=0.0, wide=True)
 
 
 def _with_interval(label: str, found: Sequence[Mapping[str, Any]], name: str) -> Line:
