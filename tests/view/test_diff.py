@@ -59,13 +59,26 @@ async def pages(root: Path, tmp_path: Path) -> AsyncIterator[Any]:
 
 async def test_the_same_item_of_two_runs_is_compared_and_the_settings_that_differ_are_named(pages: Any) -> None:
     status, html = await pages("diff", a="a run/0/0", b="later/0/0")
-    assert status == 200 and "The same item, twice" in html and "their prompts differ" in html
+    assert status == 200 and "<h1>a run, group 0, rollout 0 and later, group 0, rollout 0</h1>" in html
+    assert "They are of the same item." in html and "their prompts differ" in html
     assert "<code>0.125</code>" in html and "1 setting of the runs differs" in html
     assert "/rollout/a%20run/0/0" in html and "/rollout/later/0/0" in html and 'id="parted"' not in html
     status, html = await pages("diff", a="a run/0/0", b="a run/0/1")
-    assert status == 200 and "they differ from turn 1 on" in html and "They part at token" in html
+    assert status == 200 and "they differ from turn 1 on" in html and "Rollouts diverge at token" in html
+    assert "<h1>Rollout 0 and rollout 1 of a run, group 0</h1>" in html
     status, html = await pages("diff", a="a run/0/0", b="other/0/1")
-    assert "They part at token" not in html, "ids of another tokenizer say nothing"
+    assert "Rollouts diverge at token" not in html, "ids of another tokenizer say nothing"
+
+
+async def test_the_drawing_has_room_for_the_names_of_its_lines(pages: Any) -> None:
+    for b in ("a run/0/1", "later/0/1"):
+        _, html = await pages("diff", a="a run/0/0", b=b)
+        if drawing := re.search(r'<svg viewBox="0 0 (\d+) \d+" role="group"(.*?)</svg>', html, re.DOTALL):
+            labels = re.findall(r'<text x="([\d.]+)" y="[\d.]+">(.*?)</text>', drawing[2])
+            assert len(labels) == 2 and all("rollout" in text and " · " in text for _, text in labels)
+            assert all(float(x) + 6 * len(text) <= int(drawing[1]) for x, text in labels), b
+        else:
+            assert "Rollouts diverge at token" not in html and b != "a run/0/1"
 
 
 async def test_an_address_of_a_page_is_a_place(pages: Any) -> None:
@@ -111,7 +124,7 @@ async def test_a_run_may_have_any_name(tmp_path: Path) -> None:
 async def test_a_rollout_leads_to_its_siblings_and_to_the_same_item_in_other_runs(pages: Any) -> None:
     status, html = await pages("rollout/a%20run/0/0")
     assert status == 200 and ">Diff with rollout 1</a>" in html
-    assert "/diff?a=a%20run/0/0&amp;b=a%20run/0/1#parted" in html and "parts at turn 1" in html
+    assert "/diff?a=a%20run/0/0&amp;b=a%20run/0/1#parted" in html and "diverges at turn 1" in html
     assert "/diff?a=a%20run/0/0&amp;b=later/0/0#parted" in html and "b=other" not in html
 
 

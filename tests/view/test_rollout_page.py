@@ -163,6 +163,9 @@ def test_siblings_part_at_the_token_where_they_part(group: dict[str, Any], vocab
     page = group_context(group, vocabulary)
     assert [column["is"] for column in page["columns"]] in (["best", "worst"], ["worst", "best"])
     assert page["pair"] == [honest(group), 1 - honest(group)]
+    twice = {**group, "rollouts": [*group["rollouts"], {**group["rollouts"][1 - honest(group)], "rollout_id": "again"}]}
+    tags = [column["is"] for column in group_context(twice)["columns"]]
+    assert sorted(tags) == ["", "", "best"], "none of two that are equally bad is the worst"
     assert (page["parted"], [row["differ"] for row in page["rows"]]) == (1, [False, True, True])
     assert page["same_prompt"] and page["rows"][2]["cells"].count(None) == 1
     tokens = page["tokens"]

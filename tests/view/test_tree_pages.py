@@ -94,7 +94,7 @@ def test_the_drawing_marks_where_the_mean_falls_most(folder: Path, group: dict[s
     assert f"The mean falls here: {falls}" in texts(html)
     anchors = {each.rollout: each.anchor for each in tree_parts(group).values() if each.value == 0 and each.begin}
     assert f"/{first}#turn-" in html and f'/{second}#{anchors[second]}"' in html
-    assert html.count("<circle") == 2 and "They part at token" not in html
+    assert html.count("<circle") == 2 and "Rollouts diverge at token" not in html
     two = group_context(group, only=[first, second])
     assert two["tree"] is not None and two["tokens"] is not None, "where two of them part is of their tokens"
 

@@ -11,7 +11,7 @@ import secrets
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from operator import itemgetter
+from operator import eq, itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlencode
@@ -33,6 +33,7 @@ from lachesis_view.index import FAILURES_OF, Index, NoSuchGroup
 from lachesis_view.matrix import comparable, difference, matrix, orders, passes
 from lachesis_view.notes import NoteError, folder_of, note_of, write_note
 from lachesis_view.reports.training import figures
+from lachesis_view.reports.verdict import verdict
 from lachesis_view.rollout_page import rollout_context, sample_tokens
 from lachesis_view.single_page import HERE, SHARED, file_name, group_of_one, group_page, rollout_page, templates
 from lachesis_view.token_text import TokenTexts, vocabulary_of
@@ -265,10 +266,12 @@ class Viewer:
             if len(chosen) == 1 or against
             else None
         )
+        steps = [] if own["rollouts"] else await asyncio.to_thread(self.index.steps, own["name"])
         context = {
             "runs": found,
             "axis": _axis(found),
-            "figures": [] if own["rollouts"] else figures(await asyncio.to_thread(self.index.steps, own["name"])),
+            "figures": figures(steps),
+            "verdict": verdict(steps, {}),
             "own": own,
             "matrix": shown,
             "ends": _ends(each[0] for row in shown["rows"] for each in row["samples"] + row["others"])
@@ -318,10 +321,8 @@ class Viewer:
     async def _rollout(self, request: web.Request) -> web.Response:
         filter = Filter.of(request.query)
         (run, number), n = _group_of(request), int(request.match_info["n"])
-        group, (before, after) = await asyncio.gather(
-            asyncio.to_thread(self._read, run, number, n),
-            asyncio.to_thread(self.index.neighbours, filter, (run, number, n)),
-        )
+        group = await asyncio.to_thread(self._read, run, number, n)
+        before, after = await asyncio.to_thread(self.index.neighbours, filter, (run, number, n))
         name = await asyncio.to_thread(self.index.name_of, run, number)
         frame = {"run": run, "number": number, "name": name, "n": n, "before": before, "after": after, "filter": filter}
         frame |= {"note": await asyncio.to_thread(self.index.note, run, number, n), "may_note": self.notes}
@@ -396,17 +397,21 @@ class Viewer:
     async def _diff(self, request: web.Request) -> web.Response:
         """Two rollouts of any runs side by side: `?a=RUN/GROUP/N&b=...`, where an address of a page is a place, too."""
         places = [_place(request.query.get(name, "")) for name in ("a", "b")]
-        a, b = await asyncio.gather(*(asyncio.to_thread(self._read, *place) for place in places))
+        # One after the other: where one fails, no thread is left that asks an index which may be closed by then.
+        a, b = [await asyncio.to_thread(self._read, *place) for place in places]
         sides = (a, places[0][2]), (a if places[0][:2] == places[1][:2] else b, places[1][2])
 
         def make() -> web.Response:
             runs = [self.index.settings(place[0]) for place in places]
             same = repr(runs[0].get("tokenizer")) == repr(runs[1].get("tokenizer"))
             rows = [(name, [_setting(run, name) for run in runs]) for name in sorted({*runs[0], *runs[1]})]
+            parts = [[run, *self.index.name_of(run, number).split(", "), f"rollout {n}"] for run, number, n in places]
+            shared = [*map(eq, parts[0][:-1], parts[1][:-1]), False].index(False)
             context = {
                 **diff_context(*sides, self._vocabulary_of(places[0][0]), same_vocabulary=same),
                 "places": places,
-                "names": [f"{run}, rollout {n}" for run, _, n in places],
+                "names": [", ".join(part[shared:]) for part in parts],
+                "of": ", ".join(parts[0][:shared]),
                 "differences": [row for row in rows if row[1][0] != row[1][1]],
             }
             return self._page("diff.html.jinja", context)

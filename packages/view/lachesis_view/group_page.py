@@ -33,11 +33,10 @@ def group_context(
     """
     rollouts = group["rollouts"]
     chosen = [n for n in range(len(rollouts)) if not only or n in only] or list(range(len(rollouts)))
-    scored = [n for n, rollout in enumerate(rollouts) if rollout["reward"] is not None]
-    best = max(scored, key=lambda n: rollouts[n]["reward"], default=None)
-    worst = min(reversed(scored), key=lambda n: rollouts[n]["reward"], default=None)
-    if best is None or worst is None or rollouts[best]["reward"] == rollouts[worst]["reward"]:
-        best = worst = None
+    rewards = {n: rollout["reward"] for n, rollout in enumerate(rollouts) if rollout["reward"] is not None}
+    ends = [max(rewards.values()), min(rewards.values())] if len({*rewards.values()}) > 1 else []
+    at_ends = [[n for n in rewards if rewards[n] == end] for end in ends]
+    tags = {of[0]: name for of, name in zip(at_ends, ("best", "worst"), strict=False) if len(of) == 1}
     gains = advantages(group)
     tree = tree_drawing(group)
     tokens = None if tree and tree["forked"] and not only else _tokens(_last_samples(group, chosen), vocabulary)
@@ -50,12 +49,12 @@ def group_context(
         "columns": [
             {
                 "n": n,
-                "is": "best" if n == best else "worst" if n == worst else "",
+                "is": tags.get(n, ""),  # one of several with the same reward is neither
                 **_facts(rollouts[n], gains[n]),
             }
             for n in chosen
         ],
-        "pair": None if best is None else [best, worst],
+        "pair": [at_ends[0][0], at_ends[1][-1]] if at_ends else None,
         "chosen": bool(only),
         **_side_by_side([(group, rollouts[n]) for n in chosen]),
         "tree": tree,
