@@ -188,6 +188,31 @@ async def test_siblings_stand_side_by_side_and_the_first_difference_is_marked(fo
         assert "N" in await page.eval("document.querySelector('.card-of-token b').textContent")
 
 
+async def test_the_conversation_begins_high_on_the_page_and_on_a_phone_before_the_notes(folder: Path) -> None:
+    tops = "['.three', '#reward', '#conversation', '#note', '#elsewhere'].map(each => document.querySelector(each)"
+    tops += ".getBoundingClientRect().top)"
+    async with browsed(folder, width=1400, height=900) as (page, url, (_, other)):
+        await page.open(f"{url.format('rollout')}/{other}")
+        assert (await page.eval(tops))[0] < 130
+        await page.resize(390, 844)
+        _, *order = await page.eval(tops)
+        assert order == sorted(order), "reward, conversation, notes, comparison"
+
+
+async def test_the_sheet_of_a_token_leaves_the_token_to_be_seen_on_a_phone(folder: Path) -> None:
+    async with browsed(folder, width=390, height=844) as (page, url, (_, other)):
+        await page.open(f"{url.format('rollout')}/{other}#tokens")
+        await page.until("document.querySelectorAll('.sampled .t').length > 0")
+        ends = "(each => [each.top, each.bottom])(document.querySelector('%s').getBoundingClientRect())"
+        for block in ("start", "end"):
+            await page.eval(f"document.querySelector('.sampled .t').scrollIntoView({{block: '{block}'}})")
+            await page.eval("document.querySelector('.sampled .t').click()")
+            top, bottom = await page.eval(ends % ".t.selected")
+            above, below = await page.eval(ends % ".card-of-token")
+            assert below <= top or bottom <= above, block
+            await page.press("Escape")
+
+
 async def test_pages_are_readable_on_a_phone_and_in_the_dark(folder: Path) -> None:
     async with browsed(folder, width=390, height=844) as (page, url, (_, other)):
         await page.prefer("dark")

@@ -406,6 +406,7 @@
       const place = element.getBoundingClientRect();
       const card = this.card.getBoundingClientRect();
       this.card.hidden = i === this.selected && (place.bottom < 0 || place.top > innerHeight);
+      this.card.classList.toggle("up", place.bottom > innerHeight / 2);  // a phone's sheet is at the other end of the screen
       const below = place.bottom + 8 + card.height < innerHeight;
       this.card.style.left = `${Math.max(8, Math.min(place.left, document.documentElement.clientWidth - card.width - 8))}px`;
       this.card.style.top = `${below ? place.bottom + 8 : Math.max(8, place.top - card.height - 8)}px`;
