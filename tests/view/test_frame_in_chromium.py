@@ -129,6 +129,31 @@ async def test_a_growing_run_grows_on_the_open_page_which_keeps_its_mark(played:
         page.errors.clear()
 
 
+async def test_a_single_step_is_figures_with_their_interval_and_the_colours_of_outcomes_are_named_above(
+    played: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "runs"
+    (root / "one").mkdir(parents=True)
+    (root / "one/groups.jsonl").write_bytes((played / "mixed/groups.jsonl").read_bytes())
+    lines = [{"step": at, "train/reward": 0.25, "train/reward_low": 0.125, "train/reward_high": 0.5} for at in (1, 2)]
+    (root / "one/metrics.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    async with browsed(root, tmp_path) as (page, url):
+        await page.open(url)
+        key, table = "document.querySelector('.ends')", "document.querySelector('#list table')"
+        assert "completed" in await page.eval(f"{key}.textContent")
+        assert await page.eval(f"{key}.getBoundingClientRect().bottom <= {table}.getBoundingClientRect().top")
+        await page.open(f"{url}run/one?over=step")
+        await page.until("document.querySelector('#curves')?.dataset.drawn > 0")
+        assert "0.25 [0.125, 0.5]" in await page.eval("document.querySelector('#curves').textContent")
+        assert await page.eval("document.querySelectorAll('#curves canvas').length") == 0
+        assert ", 1 step</span>" in await page.eval("document.querySelector('.figs').innerHTML")
+        (root / "one/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        await page.until("document.querySelectorAll('#curves canvas').length > 0")
+        assert "[0.125" not in await page.eval("document.querySelector('#curves').textContent")
+        seen = "getComputedStyle(document.querySelector('#curves .u-label')).visibility"
+        assert await page.eval(seen) == "hidden", "it would repeat the title"
+
+
 async def test_names_of_any_length_and_shape_fit_a_phone(tmp_path: Path) -> None:
     root, name = tmp_path / "runs", HOSTILE + "W" * 3000
     (root / "odd").mkdir(parents=True)

@@ -172,8 +172,8 @@ async def test_the_page_shows_both_runs_and_whether_the_run_goes_on(index: Index
             for label in ("new", "old", "change"):  # on a phone a row is a card, without the head of the table
                 assert f'data-label="{label}"' in beside, label
             listed = await text("")
-            assert 'Ended as: <span><i class="done"></i> completed</span>' in listed
-            assert '<td class="text opt3" data-label="ended as">' in listed
+            assert 'Outcome: <span><i class="done"></i> completed</span>' in listed
+            assert '<td class="text opt3" data-label="outcome">' in listed
             assert '<td class="opt3" data-label="failed calls">' in listed
             assert "<th>Change</th>" in beside and 'href="/rollout/old/' in beside and "-1.00" in beside
             assert "3 items: 1 better, 1 worse" in beside

@@ -110,6 +110,7 @@ async def test_a_run_on_files_shows_its_loss_and_examples_and_no_figures_of_roll
                     text = await answer.text()
                     assert answer.status == 200 and "training on files" in text, path
                     assert ("12</b><span>examples trained, from files" in text) == path.startswith("run/")
+                    assert ("<p>Loss: 2.000 at step 1, 1.000 at step 2.</p>" in text) == path.startswith("run/"), path
                     assert ("loss 1<" in text) != path.startswith("run/"), path
                     assert ('data-over="step"' in text) == bool(path) and 'data-over="groups"' not in text
                     assert not re.search("no score|not counted|worst first|tokens sampled", text), path

@@ -155,6 +155,16 @@
     });
     const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
     card.plot?.destroy();
+    card.plot = null;
+    card.querySelector("p")?.remove();
+    // A point is no curve: its figures say more, and its interval would have no width.
+    if (chart.lines.every((line) => line.x.length < 2)) {
+      const ends = (line) => line.low?.[0] == null ? "" : ` [${short(line.low[0])}, ${short(line.high[0])}]`;
+      const said = chart.lines.map((line) => `${name(line)} ${line.y[0] == null ? "–" : short(line.y[0])}${ends(line)}`.trim());
+      card.append(Object.assign(document.createElement("p"), { textContent: said.join("; ") }));
+      return;
+    }
+    card.classList.toggle("alone-line", chart.lines.length === 1 && !name(chart.lines[0]));  // its title says what it is
     card.plot = new uPlot({
       width: Math.max(200, card.clientWidth - 30), height: 210, series, bands, axes: [chart.over === "time" ? axis : { ...axis, incrs: whole }, { ...axis, size: 64, values: (_, values) => values.map(short) }],
       scales: { x: { time: chart.over === "time" }, y: { range: (_, least, most) => fitted(chart, least, most) } }, cursor: { drag: { x: true, y: false } },
