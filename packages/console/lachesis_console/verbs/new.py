@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = re.split(r"[-_ ]+", given.name)
     if not all(re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", word) for word in words):
         raise SettingsError(
-            f"{given.name!r} is no name for an environment: use letters, then digits and -, as in sort-words"
+            f"{given.name!r} is not a valid environment name: use letters first, then also digits and -"
         )
     module = "_".join(words).lower()
     file, test = Path(f"{module}.py"), Path(f"test_{module}.py")
