@@ -327,7 +327,7 @@ def test_the_rate_of_signals_is_shown_by_item_beside_its_target() -> None:
     assert rates.rate == pytest.approx(2 / 3)
     assert dict(rates.rows()) == {
         "signal": "signal in 0.67 of groups (target 0.75), the last 96 of this start",
-        "by item": "3 items: in every group 2, in none 1; b: 0 of 32",
+        "by item": "2 of 3 items had a signal in every group, 1 in none (b 0 of 32)",
     }
 
 

@@ -128,7 +128,8 @@ class ServeResult(ShownResult):
     def _age_rows(self) -> Iterator[Row]:
         if self.ages:
             spread = f"p50 {age_quantile(self.ages, 0.5)}, p99 {age_quantile(self.ages, 0.99)}, most {max(self.ages)}"
-            yield "age", f"{self.mean_age:.2f} batches between begin and own batch; {spread} ({self.oldest})"
+            oldest = f" ({self.oldest})" if max(self.ages) else ""
+            yield "age", f"{self.mean_age:.2f} batches from a group's first prompt to its own; {spread}{oldest}"
             if over := self.over_age:
                 yield "too old, sent", f"{over}, older than max_staleness = {self.max_staleness}"
         if self.replayed:

@@ -49,5 +49,6 @@ class SignalRates:
         yield "signal", f"{self}, the last {len(self.last)} of this start"
         never = sorted((-groups, key) for key, (groups, signals) in self.items.items() if not signals)
         always = sum(groups == signals for groups, signals in self.items.values())
-        text = f"{counted(len(self.items), 'item')}: in every group {always}, in none {len(never)}"
-        yield "by item", text + "".join(f"; {key}: 0 of {-groups}" for groups, key in never[:3])
+        shown = ", ".join(f"{key} 0 of {-groups}" for groups, key in never[:3])
+        text = f"{always} of {counted(len(self.items), 'item')} had a signal in every group, {len(never)} in none"
+        yield "by item", f"{text} ({shown})" if never else text

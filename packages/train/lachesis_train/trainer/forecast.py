@@ -175,19 +175,19 @@ async def forecast(training: Training, settings: Settings, work: Work | None = N
     seconds, threads = max(1.0, tokens * GRADIENTS_COST / reads), settings.training.engine_threads
     size = f"{counted(given.sequences, 'sequence')} of {counted(given.tokens, 'token')}"
     rest = (
-        f"on this CPU with {counted(threads, 'thread')}; prompts are read at {reads:,.0f} tokens/s; memory up to about "
+        f"on this CPU with {counted(threads, 'thread')}; it reads prompts at {reads:,.0f} tokens/s; memory up to about "
         f"{memory_of_step(shape, settings, given) / GIB:.1f} GiB"
     )
     if work is None:  # nobody knows yet how long the rollouts will be
         lines = [
-            f"the longest step that the settings allow, {size}, would take about {duration(seconds)} for its "
-            f"gradients, and shorter rollouts take less; {rest}"
+            f"the longest step that the settings allow, {size}, would take about {duration(seconds)}; shorter rollouts "
+            f"take less; {rest}"
         ]
         slow = "if a step takes too long, lower"
     else:
         lines = [
-            f"at most {size} a step: its gradients take up to about {duration(seconds)}, those of "
-            f"{counted(given.steps, 'step')} up to {duration(seconds * given.steps)}, {rest}"
+            f"{counted(given.steps, 'step')} of at most {size}: up to about {duration(seconds)} a step, "
+            f"{duration(seconds * given.steps)} in all, {rest}"
         ]
         slow = (
             f"warning: a step may take {duration(seconds)}, too long to see whether anything is learned. To shorten "

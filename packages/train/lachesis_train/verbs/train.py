@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final
 
 import aiohttp
@@ -29,6 +30,7 @@ from backends.errors import ExitCode, SettingsError
 from lachesis.cli.environment_classes import environment_class
 from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs import command_line
+from lachesis.runs.results import program
 from lachesis.settings.setting_facts import facts_of
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_train.processes.ports import free_ports
@@ -69,6 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         markup=False,
         soft_wrap=True,
     )
+    if code == ExitCode.DONE:
+        run, model = quote(str(folder)), quote(f"{folder.name}.gguf")
+        console.print(
+            f"next  {program()} export --run-dir {run} --to {model}   (the trained model, for eval -m {model})"
+        )
     return code
 
 

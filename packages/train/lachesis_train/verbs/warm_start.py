@@ -42,8 +42,8 @@ async def play(env: Any) -> Any:
     result = await commands.process(env, hold_out=env.config.steps_per_eval > 0 and not own_items)
     if result.exit_code:
         return result  # its table says why
-    what = f"warm start: {counted(result.summary.rollouts, 'rollout')} of the reference policy, mean reward"
-    line = f"{what} {result.summary.reward.mean:.3f}: {result.files.groups}"
+    what = f"warm start: {counted(result.summary.rollouts, 'example')} by the reference policy, which earned"
+    line = f"{what} {result.summary.reward.mean:.3f} on average: {result.files.groups}"
     env.console.print(line, markup=False, highlight=False, soft_wrap=True)
     return None
 

@@ -57,8 +57,7 @@ async def test_the_time_of_a_step_is_measured_and_a_long_one_is_a_warning(tmp_pa
         long = await forecast(training, chosen, Work(1 << 20, 4095, 3))
         unknown = await forecast(training, chosen)
     assert len(short) == 1
-    assert "at most 2 sequences of 32 tokens a step" in short[0]
-    assert "3 steps" in short[0]
+    assert short[0].startswith("3 steps of at most 2 sequences of 32 tokens: up to about ")
     assert "the longest step that the settings allow" in unknown[0]
     assert not any("warning" in line for line in unknown)
     assert "warning: a step may take" in long[1]
