@@ -11,6 +11,7 @@ from pathlib import Path
 HABIT = sys.argv[1] if len(sys.argv) > 1 else ""
 NUMBER = {"type": "object", "properties": {"by": {"type": "integer"}}, "required": ["by"]}
 TOOLS = ["add", "files.read/now", "files.read_now", "fail", "refuse", "big", "slow", "die", "asked", "half", "later"]
+TOOLS += ["raise", "overload"]
 replies, later = [], []
 total = 0
 
@@ -35,8 +36,10 @@ def call(number, name, arguments):
         later.append(number)
     elif name == "fail":
         text(number, "the disk is full", isError=True)
-    elif name == "refuse":
-        say({"id": number, "error": {"code": -32602, "message": "no such argument"}})
+    elif name in ("refuse", "raise"):
+        say({"id": number, "error": {"code": -32602 if name == "refuse" else -32603, "message": "no such argument"}})
+    elif name == "overload":
+        say({"id": number, "error": {"code": -32000, "message": "busy"}})
     elif name == "big":
         text(number, "x" * arguments["by"])
     elif name == "slow":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -73,7 +74,7 @@ async def test_each_rollout_has_a_server_and_every_name_can_be_called(tmp_path: 
     for messages in lines(result.files.groups)[0]["messages"]:
         seen = [message["content"] for message in messages if message["role"] == "tool"]
         assert seen == ["3", "7", "the tool files.read/now", "the tool files.read_now"]
-    assert len(offered) == len(set(offered)) == 11
+    assert len(offered) == len(set(offered)) == 13
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,7 @@ async def test_each_rollout_has_a_server_and_every_name_can_be_called(tmp_path: 
     [
         ("fail", {}, "the disk is full"),
         ("refuse", {}, "no such argument"),
+        ("raise", {}, "no such argument"),
         ("slow", {}, "took longer than 8 s"),
         ("big", {"by": 30_000_000}, "the answer was too large"),
     ],
@@ -94,12 +96,13 @@ async def test_a_call_that_fails_is_an_answer_and_the_rollout_has_a_score(
     assert said in answers(result)[0]
 
 
-@pytest.mark.parametrize("name", ["die", "half"])
+@pytest.mark.parametrize("name", ["die", "half", "overload"])
 async def test_a_server_that_ends_or_breaks_the_protocol_is_the_infrastructures(tmp_path: Path, name: str) -> None:
     result = await play(tmp_path, calls_once(f"sums__{name}"), {})
     (each,) = rollouts(result.files.failures)
     assert (each["reward"], each["unscored_kind"], each["attempts"]) == (None, "infra_error", 3)
-    assert {"die": "ended with 3", "half": "neither a result nor an error"}[name] in each["reason"]
+    said = {"die": "ended with 3", "half": "neither a result nor an error", "overload": "with the error -32000: busy"}
+    assert said[name] in each["reason"]
     if name == "die":
         assert each["reason"].endswith("the wheel came off") and len(each["reason"]) < 1500
 
@@ -107,7 +110,7 @@ async def test_a_server_that_ends_or_breaks_the_protocol_is_the_infrastructures(
 async def test_the_client_answers_what_the_server_asks_and_takes_answers_in_any_order() -> None:
     async with in_sandbox() as client:
         await client.open()
-        assert len(await client.tools()) == 11
+        assert len(await client.tools()) == 13
         first = asyncio.create_task(client.call("later", {}))
         while not client._waiting:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -168,6 +171,9 @@ class HttpServer:
 
     def __init__(self, habit: str = "") -> None:
         self.habit = habit
+        self.answer: tuple[int, dict[str, Any]] | None = None
+        """A status and an error, for calls."""
+        self.url = ""
         self.seen: list[Any] = []
         self.ended = asyncio.Event()
 
@@ -189,10 +195,20 @@ class HttpServer:
             return web.json_response(error, status=400)
         if self.habit == "fails":
             return web.Response(status=503, text="busy")
+        if self.answer is not None:
+            status, error = self.answer
+            return web.json_response({"jsonrpc": "2.0", "id": number, "error": error}, status=status)
+        if self.habit == "large":
+            return web.json_response({"id": number, "result": {"content": "x" * (1 << 24)}})
         if self.habit == "half":
             return web.Response(text='{"id": 3, "resu', content_type="application/json")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        if self.habit == "endless":
+            await response.write(b": hello\n\ndata: ")
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    await response.write(b"x" * (1 << 16))
         if self.habit == "breaks":
             await response.write(b'data: {"id"')
             return response
@@ -222,7 +238,7 @@ async def over_http(habit: str = "") -> AsyncIterator[tuple[HttpServer, McpHttpC
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
+    server.url = url = f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
     client = McpHttpClient("eyes", url, timeout=30, headers={"Authorization": "Bearer x"})
     try:
         await client.open()
@@ -254,6 +270,60 @@ async def test_over_http_a_server_that_fails_is_lost(habit: str) -> None:
 async def test_over_http_a_refusal_with_a_reason_is_an_answer() -> None:
     async with over_http("refuses") as (_, client):
         assert (await client.call("see", {}))["error"] == "eyes: no such argument"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        *((200, code) for code in (-32602, -32601, -32603, -32002, 0, 404)),
+        *((400, code) for code in (-32602, -32700, 17)),
+        (422, -32602),
+        (413, -32600),
+    ],
+)
+async def test_over_http_an_error_that_arguments_may_have_caused_is_an_answer(status: int, code: int) -> None:
+    async with over_http() as (server, client):
+        server.answer = (status, {"code": code, "message": "not so"})
+        assert (await client.call("see", {}))["error"] in ("eyes: not so", "eyes: the arguments are too large")
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        *(
+            (status, code)
+            for status in (401, 403, 404, 408, 429, 500, 502, 503)
+            for code in (-32603, -32602, -32001, 17)
+        ),
+        *((400, code) for code in (-32000, -32001, -32600, -32603, None, 503)),
+        *((200, code) for code in (-32000, -32001, -32042, 401, 429, 503)),
+    ],
+)
+async def test_over_http_an_error_of_the_server_is_never_what_a_model_reads(status: int, code: int | None) -> None:
+    async with over_http() as (server, client):
+        server.answer = (status, {"code": code, "message": "the key has expired"})
+        with pytest.raises(
+            McpLost, match=r"the MCP server eyes .*: the key has expired\. Next step: look why in its log"
+        ):
+            await client.call("see", {})
+
+
+async def test_over_http_a_failed_server_gives_no_score(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "Look.", "answer": "7"}\n')
+    async with over_http() as (server, _):
+        server.answer = (429, {"code": -32000, "message": "too many requests"})
+        env_cls = environment_class(f"mcp:{tmp_path}/tasks.jsonl?url={quote(server.url)}&name=eyes")
+        settings: dict[str, Any] = {"enabled_toolsets": [], "total_steps": 1, "group_size": 1, "max_infra_retries": 0}
+        result = await process(env_cls, tmp_path, calls_once("eyes__see"), **settings)
+    (each,) = rollouts(result.files.failures)
+    assert (each["reward"], each["unscored_kind"]) == (None, "infra_error")
+    assert "answered tools/call with HTTP 429" in each["reason"] and "too many requests" in each["reason"]
+
+
+@pytest.mark.parametrize("habit", ["large", "endless"])
+async def test_over_http_an_answer_that_is_too_large_is_not_read_to_its_end(habit: str) -> None:
+    async with over_http(habit) as (_, client):
+        assert (await client.call("see", {}))["error"] == "eyes: the answer was too large"
 
 
 @pytest.mark.parametrize("query", ["url=http://127.0.0.1:9/mcp&name=eyes", "command=no-such-program&name=eyes"])

@@ -24,7 +24,7 @@ from lachesis.cli.environment_classes import environment_class
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_doors.mcp_http import McpHttpClient, named_events
 from lachesis_doors.serving.command import STANDARDS, main, serve
-from lachesis_tools.mcp.client import McpRefused
+from lachesis_tools.mcp.client import McpLost, McpRefused
 from tests.support.scripted_server import call
 from tests.support.small_envs import ROOT, HermesAgentBaseEnv, SortWords, make, process, rollouts
 
@@ -335,10 +335,10 @@ async def test_mcp_plays_a_task_and_its_reward_is_beside_the_last_answer(tmp_pat
 async def test_mcp_what_breaks_is_an_error_and_an_ended_session_frees_its_place(tmp_path: Path) -> None:
     async with served("mcp", Numbers, tmp_path, max_num_workers=1) as url:
         async with mcp(f"{url}/mcp") as client:
-            with pytest.raises(McpRefused, match="all 1 places are taken"):
+            with pytest.raises(McpLost, match="all 1 places are taken"):
                 async with mcp(f"{url}/mcp"):
                     pass
-            with pytest.raises(McpRefused, match=r"no score \(infra_error\)"):
+            with pytest.raises(McpLost, match=r"no score \(infra_error\)"):
                 await client.ask("tools/call", {"name": "guess", "arguments": {"number": 0}})
             assert Numbers.open_sessions == 0
         async with mcp(f"{url}/mcp/train/0") as client:

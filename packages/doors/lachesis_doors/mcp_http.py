@@ -7,13 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import aiohttp
 
-from lachesis_tools.mcp.client import VERSION, McpClient, McpLost, messages_of, reply_to
+from lachesis_tools.mcp.client import (
+    LONGEST,
+    VERSION,
+    McpClient,
+    McpLost,
+    McpRefused,
+    is_of_server,
+    messages_of,
+    reply_to,
+)
+
+_OF_CONTENT = (400, 413, 422)
+"""Statuses of requests whose content may be at fault. All others are about the session, the key, the load or the
+server."""
+_OF_PROTOCOL = range(-32768, -31999)
+"""Codes that JSON-RPC reserves. What a server numbers itself is outside."""
+_OF_ARGUMENTS = (-32602, -32700, -32002)
+"""Of those, what arguments cause: they do not fit, are no JSON for this parser, or name a resource that is not there.
+SDKs answer a missing session with others."""
 
 
 class McpHttpClient(McpClient):
@@ -22,6 +40,7 @@ class McpHttpClient(McpClient):
     def __init__(self, name: str, url: str, *, timeout: float, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(name, timeout)
         self.url = url
+        self.where = f"{name} at {url}"
         self._headers = {"Accept": "application/json, text/event-stream", **(headers or {})}
         self._http: aiohttp.ClientSession | None = None
 
@@ -44,7 +63,7 @@ class McpHttpClient(McpClient):
                         return result
         except TimeoutError:
             raise self._late(method) from None
-        raise McpLost(f"the MCP server {self.name} at {self.url} did not answer {method}")
+        raise McpLost(f"the MCP server {self.where} did not answer {method}")
 
     async def tell(self, method: str) -> None:
         await self._post({"jsonrpc": "2.0", "method": method})
@@ -66,18 +85,42 @@ class McpHttpClient(McpClient):
                 if session := response.headers.get("Mcp-Session-Id"):
                     self._headers["Mcp-Session-Id"] = session
                 if response.content_type == "text/event-stream" and response.status < 400:
-                    async for _, data in named_events(response.content):
+                    async for _, data in named_events(response.content, longest=LONGEST):
                         for each in messages_of(data) if data else ():  # an event without data is only a number
                             yield each
                     return
-                body = await response.read()
+                body = await self._body(response)
                 answers = messages_of(body) if body and response.content_type == "application/json" else []
-                if response.status >= 400 and not any("error" in each and "id" in each for each in answers):
-                    raise McpLost(f"the MCP server {self.name} at {self.url}: HTTP {response.status}")
+                if response.status >= 400:
+                    raise self._refused(str(message.get("method", "a reply")), response.status, answers)
                 for each in answers:
                     yield each
+        except EventTooLong:
+            raise self._too_large() from None
         except (aiohttp.ClientError, ValueError) as error:
-            raise McpLost(f"the MCP server {self.name} at {self.url}: {type(error).__name__}: {error}") from error
+            raise McpLost(f"the MCP server {self.where}: {type(error).__name__}: {error}") from error
+
+    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
+        body = bytearray()
+        async for part in response.content.iter_any():
+            body += part
+            if len(body) > LONGEST:
+                raise self._too_large()
+        return bytes(body)
+
+    def _too_large(self) -> McpRefused:
+        return McpRefused(f"{self.name}: the answer was too large")
+
+    def _refused(self, method: str, status: int, answers: Sequence[Mapping[str, Any]]) -> McpLost | McpRefused:
+        """Of an answer with an error of HTTP. It is to this one request, whatever id its error has."""
+        error = next((each["error"] for each in answers if isinstance(each.get("error"), Mapping)), None)
+        code = error.get("code") if error else None
+        own = isinstance(code, int) and (code in _OF_ARGUMENTS or code not in _OF_PROTOCOL)
+        if status in _OF_CONTENT and error and own and not is_of_server(error):
+            return McpRefused(f"{self.name}: {error.get('message')}")
+        if status == 413:
+            return McpRefused(f"{self.name}: the arguments are too large")
+        return self._failed(method, f"HTTP {status}", error)
 
     async def close(self) -> None:
         if self._http is not None:
@@ -88,12 +131,17 @@ class McpHttpClient(McpClient):
             await self._http.close()
 
 
-async def named_events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, str]]:
-    """The names and the data of server-sent events."""
-    kind, data, rest = "message", list[str](), list[bytes]()
+class EventTooLong(Exception):
+    """An event of a stream has more bytes than there is room for."""
+
+
+async def named_events(stream: aiohttp.StreamReader, *, longest: int | None = None) -> AsyncIterator[tuple[str, str]]:
+    """The names and the data of server-sent events. Raises `EventTooLong` for one of more than `longest` bytes."""
+    kind, data, rest, size = "message", list[str](), list[bytes](), 0
     async for part in stream.iter_any():  # no lines: an image is a longer one than the stream's
         first, *lines = part.split(b"\n")
         rest.append(first)
+        size += len(first)
         for following in lines:
             text = b"".join(rest).decode().rstrip("\r")
             rest = [following]
@@ -101,6 +149,11 @@ async def named_events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str,
                 kind = text[6:].strip()
             elif text.startswith("data:"):
                 data.append(text[5:].removeprefix(" "))
-            elif not text and (data or kind != "message"):
-                yield kind, "\n".join(data)
-                kind, data = "message", []
+            elif not text:
+                size = 0
+                if data or kind != "message":
+                    yield kind, "\n".join(data)
+                    kind, data = "message", []
+            size += len(following)
+        if longest is not None and size > longest:
+            raise EventTooLong

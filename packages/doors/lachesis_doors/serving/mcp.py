@@ -26,7 +26,9 @@ _VERSIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
 """The revisions that it speaks, the newest first."""
 _TASK: Final = "lachesis://task"
 _REWARD: Final = "lachesis://reward"
-_PARSE, _REQUEST, _METHOD, _PARAMS, _INTERNAL = -32700, -32600, -32601, -32602, -32603
+_PARSE, _REQUEST, _METHOD, _PARAMS = -32700, -32600, -32601, -32602
+_SERVER = -32000
+"""JSON-RPC's code for what is not the caller's doing. -32603 could be: others answer so whatever a tool raises."""
 
 
 class _Failed(Exception):
@@ -87,7 +89,7 @@ class McpService(WebService):
         except (NoSuchTask, NoPlace, LachesisError) as error:
             if name is not None:
                 await self._host.close(name)
-            code = _PARAMS if isinstance(error, NoSuchTask) else _INTERNAL
+            code = _PARAMS if isinstance(error, NoSuchTask) else _SERVER
             return json_response(_answer(number, error=_Failed(code, str(error))))
         wanted: Any = params.get("protocolVersion")
         texts = [message["content"] for message in rollout.first if isinstance(message.get("content"), str)]
@@ -144,7 +146,7 @@ async def _settled(number: Any, work: asyncio.Task[Any]) -> dict[str, Any]:
     except _Failed as error:
         return _answer(number, error=error)
     except LachesisError as error:
-        return _answer(number, error=_Failed(_INTERNAL, str(error)))
+        return _answer(number, error=_Failed(_SERVER, str(error)))
 
 
 def _answer(number: Any, result: Any = None, *, error: _Failed | None = None) -> dict[str, Any]:

@@ -21,10 +21,16 @@ from backends.errors import BackendError, LachesisError, SandboxLost
 
 VERSION: Final = "2025-11-25"
 """Of the protocol, as it is asked for; a server may answer with an older one."""
-_LONGEST = 1 << 24
+LONGEST: Final = 1 << 24
 """Bytes of one message."""
 _PAGES = 1000
 """Of a list of tools. A server that has more does not come to an end."""
+_OF_SERVERS: Final = frozenset({*range(-32099, -31999), 401, 407, 408, 425, 429, *range(500, 600)}) - {-32002}
+"""Codes of errors that no arguments cause: JSON-RPC's own for servers, which SDKs use for a lost session or connection
+and for their time limits, and those of HTTP, which gateways write. -32002 is MCP's for a resource that is not there.
+
+-32603 is not one of them: SDKs answer so whatever a tool raises, and it may raise it because of its arguments.
+"""
 
 
 class McpLost(BackendError):
@@ -36,7 +42,7 @@ class McpLate(McpLost):
 
 
 class McpRefused(LachesisError):
-    """A server answers with an error, or with more than there is room for."""
+    """A server answers with an error that the request may have caused, or with more than there is room for."""
 
 
 class McpClient(ABC):
@@ -48,7 +54,7 @@ class McpClient(ABC):
             name: of the server, for messages and the names of its tools.
             timeout: seconds for one answer.
         """
-        self.name = name
+        self.name = self.where = name
         self.timeout = timeout
         self._numbers = itertools.count(1)
 
@@ -57,8 +63,9 @@ class McpClient(ABC):
         """The result of a request.
 
         Raises:
-            McpRefused: the server answers with an error.
-            McpLost: it is gone, or what it says is not of the protocol; `McpLate` if it does not answer in time.
+            McpRefused: the server answers with an error that the request may have caused.
+            McpLost: it is gone, has failed, or says what is not of the protocol; `McpLate` if it does not answer in
+                time.
         """
 
     @abstractmethod
@@ -129,13 +136,29 @@ class McpClient(ABC):
     def _result(self, method: str, answer: Mapping[str, Any]) -> Mapping[str, Any]:
         error, result = answer.get("error"), answer.get("result")
         if isinstance(error, Mapping):
+            if is_of_server(error):
+                raise self._failed(method, f"the error {error['code']}", error)
             raise McpRefused(f"{self.name}: {error.get('message')}")
         if not isinstance(result, Mapping):
             raise McpLost(f"the MCP server {self.name} answered {method} with neither a result nor an error")
         return result
 
+    def _failed(self, method: str, answer: str, error: Mapping[str, Any] | None) -> McpLost:
+        """Of an answer that is not about the arguments of a call."""
+        said = f": {error.get('message')!s:.500}" if error else ""
+        return McpLost(
+            f"the MCP server {self.where} answered {method} with {answer}{said}. Next step: look why in its log. What "
+            "arguments caused, it answers with a result with isError, or the error -32602"
+        )
+
     def _late(self, method: str) -> McpLate:
         return McpLate(f"the MCP server {self.name} did not answer {method} in {self.timeout:g} s")
+
+
+def is_of_server(error: Mapping[str, Any]) -> bool:
+    """Whether an error says that the server failed, and not the call."""
+    code = error.get("code")
+    return isinstance(code, int) and code in _OF_SERVERS
 
 
 def reply_to(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,7 +238,7 @@ class McpStdioClient(McpClient):
         try:
             while True:
                 chunk = await process.read(offset, wait=30.0, limit=1 << 20)
-                if chunk.offset > offset or size > _LONGEST:
+                if chunk.offset > offset or size > LONGEST:
                     self._fail(McpRefused(f"{self.name}: the answer was too large"))
                     rest, size = [b"(a part of a line)"], 0
                 offset = chunk.offset + len(chunk.data)
