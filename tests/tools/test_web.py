@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -289,8 +294,79 @@ async def test_a_model_reaches_nothing_private_by_a_live_provider(url: str) -> N
 
 async def test_the_address_is_checked_again_when_the_connection_resolves_the_name() -> None:
     # On a machine without an address of its own, no look-up finds localhost.
-    with pytest.raises(ToolFailure, match=r"localhost is an address of a private network|there is no host localhost"):
+    told = r"localhost is an address of a private network|the name localhost cannot be looked up"
+    with pytest.raises((ToolFailure, ServiceUnavailable), match=told):
         await public_resolver().resolve("localhost", 80)
+
+
+# --- this machine's own network
+
+OPENS = """
+import asyncio, encodings.idna, resource, sys
+import aiohttp
+from pathlib import Path
+from lachesis_tools.web.live import SearXNG
+from lachesis_tools.web.recorded import Recorded
+
+async def main():
+    provider = Recorded(Path(sys.argv[1]), SearXNG("http://127.0.0.1:1", private_pages="any" in sys.argv))
+    if "full" in sys.argv:  # no socket can be opened, and the loop is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    try:
+        print(await provider.page(sys.argv[2]))
+    except Exception as error:
+        print(type(error).__name__, error)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "said"),
+    [
+        ("http://93.184.216.34/", (), "Network is unreachable"),
+        ("http://[2606:4700::1111]/", (), "Network is unreachable|Cannot assign requested address"),
+        ("http://page.example/", (), "the name page.example cannot be looked up"),
+        ("http://page.example/", ("any",), "Next step: repair the network of this machine"),
+    ],
+)
+def test_a_network_that_this_machine_has_lost_is_no_answer_of_a_page(
+    tmp_path: Path, url: str, options: tuple[str, ...], said: str
+) -> None:
+    alone = ["unshare", "--net", "--map-root-user"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], check=False).returncode:
+        pytest.skip("a process without a network cannot be started here")
+    record = tmp_path / "web.jsonl"
+    command = [*alone, sys.executable, "-c", OPENS, str(record), url, *options]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert told.startswith("ServiceUnavailable") and re.search(said, told), told
+    assert not record.exists()
+
+
+def test_an_address_of_ipv6_is_a_choice_where_this_machine_has_the_other_kind(tmp_path: Path) -> None:
+    alone = ["unshare", "--net", "--map-root-user", "sh", "-c", 'ip link set lo up; ip route add default dev lo; "$@"']
+    if not all(map(shutil.which, ("unshare", "ip"))) or subprocess.run([*alone, "-", "true"], check=False).returncode:
+        pytest.skip("a process with a network of its own cannot be started here")
+    command = [*alone, "-", sys.executable, "-c", OPENS, str(tmp_path / "web.jsonl"), "http://[2606:4700::1111]/"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert told.startswith("ToolFailure") and "cannot be opened" in told, told
+
+
+def test_a_process_without_a_free_file_has_seen_no_page(tmp_path: Path) -> None:
+    record = tmp_path / "web.jsonl"
+    command = [sys.executable, "-c", OPENS, str(record), "http://127.0.0.1:1/", "any", "full"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert told.startswith("ServiceUnavailable") and "ulimit -n" in told, told
+    assert not record.exists()
+
+
+async def test_a_server_that_takes_no_connection_is_an_answer_for_the_model(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
+        recorded = Recorded(tmp_path / "web.jsonl", SearXNG(url, private_pages=True))
+        assert "cannot be opened: Cannot connect" in await said(recorded, "web_extract", urls=[url])
+    assert "failure" in json.loads((tmp_path / "web.jsonl").read_text())
 
 
 # --- recorded answers

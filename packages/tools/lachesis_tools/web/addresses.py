@@ -6,9 +6,11 @@ Services in a private network, such as the metadata service of a cloud, trust wh
 from __future__ import annotations
 
 import asyncio
+import errno
+import re
 import socket
 from ipaddress import IPv6Address, ip_address, ip_network
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from lachesis_tools.asking import ServiceUnavailable
@@ -18,6 +20,49 @@ _TRANSLATED = ip_network("64:ff9b::/96")
 """IPv4 addresses as a NAT64 gateway reaches them."""
 _UNKNOWN = (socket.EAI_NONAME, socket.EAI_NODATA, socket.EAI_ADDRFAMILY)
 """What a name server says of a host that does not exist. All else is a failure of the look-up."""
+_HERE: Final = frozenset(
+    {
+        *(errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM),
+        *(errno.EPERM, errno.EACCES),  # a firewall of this machine
+    }
+)
+"""Of the system, where a connection fails because of this machine or its network, whatever the other side does."""
+_INTERNET: Final = {socket.AF_INET: "1.1.1.1", socket.AF_INET6: "2606:4700::1111"}
+
+
+def has_route(*families: socket.AddressFamily) -> bool:
+    """Whether this machine knows a way to the internet. Nothing is sent."""
+    for family in families or _INTERNET:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((_INTERNET[family], 53))
+                return True
+        except OSError:
+            pass
+    return False
+
+
+def failed_here(error: Exception) -> bool:
+    """Whether a page could not be opened because of this machine or its network.
+
+    An address of IPv6, where this machine has none, is the choice of who wrote it.
+    """
+    system = getattr(error, "os_error", error)
+    if isinstance(system, socket.gaierror):
+        return _lookup_failed(system)
+    if not isinstance(system, OSError):
+        return False
+    # For a host with several addresses, aiohttp names all errors in the text, and no number where they differ.
+    numbers = {system.errno} if system.errno else {int(each) for each in re.findall(r"\[Errno (\d+)\]", str(system))}
+    if not numbers or not numbers <= _HERE:
+        return False
+    return ":" not in str(getattr(error, "host", "")) or has_route(socket.AF_INET6) or not has_route()
+
+
+def _lookup_failed(error: socket.gaierror) -> bool:
+    """Whether a host may exist, although it was not found. On a machine without a network, none is."""
+    return error.errno not in _UNKNOWN or not has_route()
 
 
 def is_public(address: str) -> bool:
@@ -65,7 +110,7 @@ def public_resolver() -> Any:
             try:
                 found = await super().resolve(host, port, family)
             except socket.gaierror as error:
-                if error.errno not in _UNKNOWN:
+                if _lookup_failed(error):
                     raise ServiceUnavailable(f"the name {host} cannot be looked up: {error}") from error
                 raise ToolFailure(f"there is no host {host}") from None
             require_public(host, (each["host"] for each in found))

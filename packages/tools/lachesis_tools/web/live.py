@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urljoin
 
-from backends.errors import SettingsError
+from backends.errors import SettingsError, os_error_hint
 from backends.tasks import in_own_thread
 from lachesis_tools.asking import ServiceUnavailable, asked
 from lachesis_tools.tool_registry import ToolFailure
-from lachesis_tools.web.addresses import check_url, public_resolver
+from lachesis_tools.web.addresses import check_url, failed_here, public_resolver
 from lachesis_tools.web.html_text import html_text
 from lachesis_tools.web.provider import WebPage
 
@@ -49,7 +49,7 @@ class SearXNG:
         return [_page(each, "content") for each in found["results"][:limit]]
 
     async def page(self, url: str) -> WebPage:
-        """See `Provider`. Whatever the page's own server does is an answer for the model, which has chosen it."""
+        """See `Provider`. What the page's own server does is an answer for the model, which has chosen it."""
         import aiohttp
 
         connector = aiohttp.TCPConnector(resolver=None if self._private_pages else public_resolver())
@@ -60,6 +60,10 @@ class SearXNG:
         except TimeoutError:
             raise ToolFailure(f"{url} did not answer in {_TIMEOUT:g} s") from None
         except (aiohttp.ClientError, ValueError) as error:
+            if failed_here(error):
+                system = getattr(error, "os_error", None)
+                step = os_error_hint(system or OSError()) or "repair the network of this machine"
+                raise ServiceUnavailable(f"{url} cannot be opened from here: {error}. Next step: {step}") from error
             raise ToolFailure(f"{url} cannot be opened: {error}") from None
         if kind in ("text/html", "application/xhtml+xml"):
             title, text = await in_own_thread(html_text, _text(data, charset) if charset else data)
