@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import email.utils
 import json
 import random
-import time
 from collections.abc import Callable
-from datetime import UTC
 from typing import Any, Final
 
 import orjson
@@ -15,7 +12,6 @@ import orjson
 from lachesis_client.errors import BadResponse, InferenceError
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
-_LONGEST_PAUSE, _AN_EPOCH = 86_400.0, 1e9
 ARRAY: Final = "array"
 """The key under which `HttpAnswer.body` holds an answer that is a JSON array."""
 
@@ -57,36 +53,6 @@ def retry_delay(attempt: int, asked: float | None = None, first: float | None = 
     if asked is None:
         return own
     return max(own, asked + random.uniform(0.0, min(1.0, 0.1 * asked)))
-
-
-def retry_after(header: str | None, date: str | None = None) -> float | None:
-    """Seconds from a Retry-After header in either of its forms; None where it names no time to come, or none within a
-    day.
-
-    Args:
-        date: the Date header, by which a time is counted: the clocks of the two machines may differ.
-    """
-    if header is None:
-        return None
-    now = _time(date) or time.time()
-    try:
-        seconds = float(header)
-        if seconds > _AN_EPOCH:  # some servers send the time itself
-            seconds -= now
-    except ValueError:
-        then = _time(header)
-        if then is None:
-            return None
-        seconds = then - now
-    return seconds if 0 < seconds <= _LONGEST_PAUSE else None
-
-
-def _time(date: str | None) -> float | None:
-    try:
-        read = email.utils.parsedate_to_datetime(date or "")
-        return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, TypeError, OverflowError):
-        return None
 
 
 def check_answer(answer: dict[str, Any], check: Callable[[dict[str, Any]], object] | None) -> None:

@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 import aiohttp
 
+from backends.retry_after import retry_after
 from lachesis_client.affinity import Route
 from lachesis_client.chat_format import finish_reasons
 from lachesis_client.client_settings import ServerSettings
@@ -35,7 +36,7 @@ from lachesis_client.errors import (
 )
 from lachesis_client.finish_words import Ending, ending
 from lachesis_client.http_attempts import ARRAY as ARRAY
-from lachesis_client.http_attempts import Failed, check_answer, decode, retry_after, retry_delay
+from lachesis_client.http_attempts import Failed, check_answer, decode, retry_delay
 from lachesis_client.http_session import HttpSessionOwner
 from lachesis_client.rejections import of_conversation, rejection
 from lachesis_client.request_body import json_body

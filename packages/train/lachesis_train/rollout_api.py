@@ -23,8 +23,8 @@ import aiohttp
 import orjson
 
 from backends.errors import LachesisError
+from backends.retry_after import retry_after
 from lachesis.runs.registration import Registration, TrainerInfo
-from lachesis_client.http_attempts import retry_after
 from lachesis_client.http_session import HttpSessionOwner
 
 EXTENSION: Final = "Lachesis rollout API"

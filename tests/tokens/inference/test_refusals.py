@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from backends.retry_after import retry_after
 from lachesis_client import BadResponse, OpenAIServer, RequestRejected, Router, ServerUnavailable, Unauthorized
 from lachesis_client.errors import ConversationRefused, NothingThere
-from lachesis_client.http_attempts import retry_after, retry_delay
+from lachesis_client.http_attempts import retry_delay
 from lachesis_client.sampling import Sampling
 from lachesis_client.server_words import REFUSING
 from lachesis_messages.messages import FinishReason
