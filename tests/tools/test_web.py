@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,9 @@ from aiohttp import web
 from backends.errors import BackendError, SettingsError
 from lachesis_tools import BUILTIN_TOOLS, ToolFailure, ToolRegistry, ToolSession, call_tool, get_tool_definitions
 from lachesis_tools.asking import ServiceUnavailable
+from lachesis_tools.gate import waiting_of
 from lachesis_tools.toolsets import ToolsetError, has_toolset, resolve_tools
+from lachesis_tools.vision import look_of
 from lachesis_tools.web import Corpus, Provider, WebPage, provider_of, web_tools
 from lachesis_tools.web.addresses import is_public, public_resolver
 from lachesis_tools.web.live import Firecrawl, SearXNG
@@ -223,7 +229,7 @@ async def test_firecrawl_gets_two_posts_with_the_key(monkeypatch: pytest.MonkeyP
     assert asked[1] == ("Bearer fc-1", {"url": urls[0], "formats": ["markdown"], "onlyMainContent": True})
 
 
-@pytest.mark.parametrize(("status", "attempts"), [(429, 3), (503, 3), (403, 1), (404, 1), (200, 1)])
+@pytest.mark.parametrize(("status", "attempts"), [(429, 6), (503, 3), (403, 1), (404, 1), (200, 3)])
 async def test_a_provider_that_fails_is_no_answer_for_the_model(status: int, attempts: int) -> None:
     asked = []
 
@@ -249,6 +255,149 @@ async def test_a_provider_that_recovers_is_asked_again() -> None:
 
     async with served(search=search) as url:
         assert await found(SearXNG(url, pause=0), "q") == []
+
+
+def in_seconds(seconds: float) -> str:
+    return f"{seconds:g}"
+
+
+def at_a_time(seconds: float) -> str:
+    return formatdate(time.time() + seconds, usegmt=True)
+
+
+@pytest.mark.parametrize(("status", "header"), [(429, in_seconds), (503, at_a_time)])
+@pytest.mark.parametrize("who", ["searxng", "firecrawl", "vision"])
+async def test_a_pause_that_a_service_asks_for_is_given_by_all_rollouts(
+    who: str, status: int, header: Callable[[float], str]
+) -> None:
+    opens_at, taken, early, known = 0.0, 0, 0, asyncio.Event()
+
+    async def limited(request: web.Request) -> web.Response:
+        nonlocal opens_at, taken, early
+        if not opens_at:
+            opens_at = time.monotonic() + 2
+            return web.json_response({}, status=status, headers={"Retry-After": header(2)})
+        early += time.monotonic() < opens_at
+        taken += 1
+        said = {"choices": [{"message": {"content": "white"}}]}
+        return web.json_response({"results": [], "success": True, "data": {"web": []}, **said})
+
+    @contextlib.contextmanager
+    def noted() -> Iterator[None]:
+        known.set()
+        yield
+
+    async with served(search=limited, v2_search=limited, v1_chat_completions=limited) as url:
+        provider = SearXNG(url) if who == "searxng" else Firecrawl(url)
+        look = look_of(f"m@{url}/v1")
+
+        async def ask(number: int) -> Any:
+            waiting_of.set(noted)
+            return await (look("data:", "?") if who == "vision" else provider.search(f"q{number}", 1))
+
+        first = asyncio.create_task(ask(0))
+        async with asyncio.timeout(60):
+            await known.wait()
+        await asyncio.gather(first, *(ask(number) for number in range(1, 6)))
+    assert (taken, early) == (6, 0)
+
+
+async def test_the_pause_of_a_service_is_no_time_of_the_agent(tmp_path: Path) -> None:
+    asked = []
+
+    async def search(request: web.Request) -> web.Response:
+        asked.append(1)
+        headers = {"Retry-After": "1"} if len(asked) == 1 else {}
+        return web.json_response({"results": []}, status=429 if headers else 200, headers=headers)
+
+    async with served(search=search) as url:
+        session = ToolSession("t", no_sandbox)
+        registry = ToolRegistry(web_tools(Recorded(tmp_path / "web.jsonl", SearXNG(url))))
+        for _ in range(2):
+            await call_tool("web_search", {"query": "q"}, session, registry=registry)
+    assert len(asked) == 2 and session.waited >= 1
+
+
+async def test_a_pause_that_is_too_long_ends_the_request_at_once() -> None:
+    asked = []
+
+    async def search(request: web.Request) -> web.Response:
+        asked.append(1)
+        return web.json_response({}, status=429, headers={"Retry-After": "3600"})
+
+    async with served(search=search) as url:
+        with pytest.raises(ServiceUnavailable, match=r"/search answers 429 and wants a pause of 3600 s, and a request"):
+            await SearXNG(url).search("q", 1)
+    assert len(asked) == 1
+
+
+OTHER_FORMS: list[tuple[str, str, Any]] = [
+    *(("search", "/search", {"results": rows}) for rows in (["x"], [None], {"url": "u"}, "xyz", "", None, 5)),
+    ("search", "/search", "<html>"),
+    *(("search", "/v2/search", {"success": True, "data": {"web": rows}}) for rows in (["x"], {"url": "x"}, "", 5)),
+    *(("search", "/v2/search", {"success": True, "data": data}) for data in ([{"url": "u"}], None, "x")),
+    *(
+        ("page", "/v2/scrape", {"success": True, "data": {"markdown": "t", "metadata": about}})
+        for about in ({"statusCode": "n/a"}, {"statusCode": [200]}, {"statusCode": float("inf")}, ["x"], "x")
+    ),
+    ("page", "/v2/scrape", {"success": True, "data": {}}),
+    *(("page", "/v2/scrape", {"success": True, "data": data}) for data in ({"markdown": ["a"]}, ["t"])),
+    ("page", "/v2/scrape", '{"success": true, "data": ' + "[" * 200_000 + "]" * 200_000 + "}"),
+    ("page", "/v2/scrape", {"data": {}}),
+]
+
+
+@pytest.mark.parametrize("number", range(len(OTHER_FORMS)))
+async def test_an_answer_of_another_form_is_the_providers_failure(tmp_path: Path, number: int) -> None:
+    kind, path, body = OTHER_FORMS[number]
+    good = False
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        if good:
+            data: dict[str, Any] = {"web": [], "markdown": "", "metadata": {}}
+            return web.json_response({"results": [], "success": True, "data": data})
+        text = body if isinstance(body, str) else json.dumps(body)
+        return web.Response(text=text, content_type="application/json")
+
+    async with served(search=answer, v2_search=answer, v2_scrape=answer) as url:
+        live = SearXNG(url, pause=0) if path == "/search" else Firecrawl(url, pause=0)
+        provider = Recorded(tmp_path / "web.jsonl", live)
+        arguments: Any = {"query": "q"} if kind == "search" else {"urls": ["http://1.1.1.1/"]}
+        name = "web_search" if kind == "search" else "web_extract"
+        with pytest.raises(ServiceUnavailable, match=rf"{url}{path} answers 200 in another form than that of its API"):
+            await said(provider, name, **arguments)
+        assert asked == [path] * 3 and not (tmp_path / "web.jsonl").exists()
+        good = True
+        assert await said(provider, name, **arguments)
+
+
+async def test_an_answer_without_an_end_is_not_read_to_it() -> None:
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b" " * (1 << 20))
+        return response
+
+    async with served(search=endless, v2_search=endless, v2_scrape=endless) as url:
+        for provider in (SearXNG(url), Firecrawl(url)):
+            with pytest.raises(ServiceUnavailable, match=r"answers with more than 32000000 bytes"):
+                await said(provider, "web_search", query="q")
+        told = await said(Firecrawl(url), "web_extract", urls=["http://1.1.1.1/"])
+    assert "http://1.1.1.1/ has more than 32000000 bytes" in told, "the model has chosen this page"
+
+
+async def test_a_search_that_takes_too_long_is_the_providers_and_a_page_is_the_models() -> None:
+    async def late(request: web.Request) -> web.Response:
+        return web.json_response({"success": False, "error": "timed out"}, status=408)
+
+    async with served(v2_search=late, v2_scrape=late) as url:
+        with pytest.raises(ServiceUnavailable, match="answers 408: timed out"):
+            await said(Firecrawl(url), "web_search", query="q")
+        assert "timed out" in await said(Firecrawl(url), "web_extract", urls=["http://1.1.1.1/"])
 
 
 # --- private addresses

@@ -21,6 +21,7 @@ from backends.errors import BackendError
 from backends.tasks import run_all
 from lachesis_tools.argument_schema import BadArguments, validate
 from lachesis_tools.builtin import BUILTIN_TOOLS
+from lachesis_tools.gate import waiting_of
 from lachesis_tools.json_results import as_json
 from lachesis_tools.text import cap_text, described, did_you_mean, shortened, to_json, valid_utf8
 from lachesis_tools.tool_registry import Tool, ToolCrashed, ToolFailure, ToolRegistry
@@ -191,6 +192,7 @@ async def _run(tool: Tool, keywords: dict[str, Any], session: ToolSession, tools
     """Run the tool in a separate task, so that its own cancellations and exits do not reach the caller."""
     context = contextvars.copy_context()
     context.run(callable_tools.set, tools)
+    context.run(waiting_of.set, session.waiting)
     task = asyncio.get_running_loop().create_task(_contained(tool, keywords), context=context)
     clock = asyncio.get_running_loop().time
     began = clock()

@@ -77,6 +77,7 @@ class ToolSession:
         """Called in reverse order when the session is closed, before its sandbox is removed. They raise nothing."""
         self._create = create
         self._start_began: float | None = None
+        self._waits, self._waits_began, self._waits_took = 0, 0.0, 0.0
         self._starting_took = 0.0
         self._starting: asyncio.Task[Sandbox] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -109,13 +110,30 @@ class ToolSession:
 
     @property
     def waited(self) -> float:
-        """Seconds so far of waiting for the infrastructure: starts of its sandbox, and restored connections."""
-        waited = self._starting_took
+        """Seconds so far of waiting for the infrastructure: starts of its sandbox, restored connections, and pauses of
+        services."""
+        waited = self._starting_took + self._waits_took
+        if self._waits:
+            waited += asyncio.get_running_loop().time() - self._waits_began
         if self._start_began is not None:
             waited += asyncio.get_running_loop().time() - self._start_began
         if self.started and self._starting is not None:
             waited += getattr(self._starting.result(), "interrupted", 0.0)
         return waited
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The time inside is waiting for the infrastructure. Several calls may wait at once."""
+        clock = asyncio.get_running_loop().time
+        if not self._waits:
+            self._waits_began = clock()
+        self._waits += 1
+        try:
+            yield
+        finally:
+            self._waits -= 1
+            if not self._waits:
+                self._waits_took += clock() - self._waits_began
 
     async def waited_for_cpu(self) -> float | None:
         """Seconds so far in which others had the CPUs that its `fresh` commands could have used, including those of

@@ -6,9 +6,9 @@ import base64
 import contextlib
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from backends.errors import SettingsError
 from lachesis_tools.asking import ServiceUnavailable, asked
 from lachesis_tools.dispatch import ToolResult
 from lachesis_tools.files import file_error
+from lachesis_tools.gate import Gate
 from lachesis_tools.text import to_json
 from lachesis_tools.tool_registry import Tool, ToolFailure, ToolRegistry, tool
 from lachesis_tools.tool_session import ToolSession
@@ -56,24 +57,28 @@ def look_of(setting: str, *, pause: float = 1.0) -> Look:
     if not model or not url.startswith(("http://", "https://")):
         raise SettingsError(f"vision: {setting!r} is neither policy nor MODEL@URL, such as qwen-vl@http://host:8000/v1")
 
+    gate = Gate(pause)
+
+    def read(status: int, answer: Mapping[str, Any]) -> tuple[int, str | None, str]:
+        if status != 200:
+            return status, None, str(answer.get("error") or answer)
+        text = answer["choices"][0]["message"].get("content")
+        return status, text if isinstance(text, str) and text.strip() else None, str(answer.get("error") or answer)
+
     async def ask(image: str, question: str) -> tuple[int, str | None, str]:
         """The status, the answer if there is one, and what the server said."""
         parts = [{"type": "text", "text": question}, {"type": "image_url", "image_url": {"url": image}}]
         key = os.environ.get(KEY)
-        status, answer = await asked(
+        return await asked(
             "POST",
             f"{url.rstrip('/')}/chat/completions",
+            read,
+            gate=gate,
             timeout=_TIMEOUT,
             pause=pause,
             json={"model": model, "messages": [{"role": "user", "content": parts}], "temperature": 0.0},
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
-        try:
-            text = answer["choices"][0]["message"]["content"]
-        except (LookupError, TypeError):
-            text = None
-        said = isinstance(text, str) and bool(text.strip())
-        return status, text if status == 200 and said else None, str(answer.get("error") or answer)
 
     async def look(image: str, question: str) -> ToolResult:
         try:

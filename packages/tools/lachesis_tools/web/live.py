@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 from urllib.parse import urljoin
 
 from backends.errors import SettingsError, os_error_hint
 from backends.tasks import in_own_thread
-from lachesis_tools.asking import ServiceUnavailable, asked
+from lachesis_tools.asking import MAX_BYTES, AnswerTooLarge, ServiceUnavailable, asked
+from lachesis_tools.gate import Gate
 from lachesis_tools.tool_registry import ToolFailure
 from lachesis_tools.web.addresses import check_url, failed_here, public_resolver
 from lachesis_tools.web.html_text import html_text
 from lachesis_tools.web.provider import WebPage
 
+T = TypeVar("T")
 FIRECRAWL_URL = "https://api.firecrawl.dev"
 _TIMEOUT = 30.0
 """Seconds for one request."""
@@ -33,20 +35,22 @@ class SearXNG:
             private_pages: Whether pages of this machine and its network may be opened.
         """
         self._url = url.rstrip("/")
-        self._pause = pause
+        self._pause, self._gate = pause, Gate(pause)
         self._private_pages = private_pages
 
     async def search(self, query: str, limit: int) -> Sequence[WebPage]:
         """See `Provider`."""
         url = f"{self._url}/search"
-        status, found = await asked(
-            "GET", url, timeout=_TIMEOUT, pause=self._pause, params={"q": query, "format": "json"}
-        )
-        if status == 403:
-            raise ServiceUnavailable(f"{url} refuses JSON; add json to search.formats in its settings.yml")
-        if status != 200 or not isinstance(found.get("results"), list):
-            raise ServiceUnavailable(f"{url} answers {status} without results: {str(found)[:200]}")
-        return [_page(each, "content") for each in found["results"][:limit]]
+
+        def read(status: int, found: Mapping[str, Any]) -> Sequence[WebPage]:
+            if status == 403:
+                raise ServiceUnavailable(f"{url} refuses JSON; add json to search.formats in its settings.yml")
+            if status != 200:
+                raise ServiceUnavailable(f"{url} answers {status} without results: {str(found)[:200]}")
+            return _pages(found["results"], "content", limit)
+
+        params = {"q": query, "format": "json"}
+        return await asked("GET", url, read, gate=self._gate, timeout=_TIMEOUT, pause=self._pause, params=params)
 
     async def page(self, url: str) -> WebPage:
         """See `Provider`. What the page's own server does is an answer for the model, which has chosen it."""
@@ -99,38 +103,58 @@ class Firecrawl:
     def __init__(self, url: str = FIRECRAWL_URL, *, pause: float = 1.0) -> None:
         """Another `url` is a server of your own, which may need no key."""
         self._url = url.rstrip("/")
-        self._pause = pause
+        self._pause, self._gate = pause, Gate(pause)
         if self._url == FIRECRAWL_URL and not os.environ.get("FIRECRAWL_API_KEY"):
             raise SettingsError("firecrawl needs a key in the variable FIRECRAWL_API_KEY, or firecrawl:URL a server")
 
     async def search(self, query: str, limit: int) -> Sequence[WebPage]:
         """See `Provider`."""
-        data = await self._post("search", {"query": query, "limit": limit})
-        found = data.get("web") or []
-        return [_page(each, "description") for each in found[:limit]]
+
+        def read(data: Mapping[str, Any]) -> Sequence[WebPage]:
+            return _pages([] if data.get("web") is None else data["web"], "description", limit)
+
+        return await self._post("search", {"query": query, "limit": limit}, read)
 
     async def page(self, url: str) -> WebPage:
         """See `Provider`."""
-        await check_url(url)
-        data = await self._post("scrape", {"url": url, "formats": ["markdown"], "onlyMainContent": True})
-        about = data.get("metadata") or {}
-        if int(about.get("statusCode") or 200) >= 400:
-            raise ToolFailure(f"{url} answers {about['statusCode']}")
-        return WebPage(url, str(about.get("title") or ""), str(data.get("markdown") or ""))
 
-    async def _post(self, what: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        def read(data: Mapping[str, Any]) -> WebPage:
+            about, text = data.get("metadata") or {}, data.get("markdown")
+            if int(about.get("statusCode") or 200) >= 400:
+                raise ToolFailure(f"{url} answers {about['statusCode']}")
+            if not isinstance(text, str) and (text is not None or not about):
+                raise ValueError("no page")
+            return WebPage(url, str(about.get("title") or ""), text or "")
+
+        await check_url(url)
+        try:
+            return await self._post("scrape", {"url": url, "formats": ["markdown"], "onlyMainContent": True}, read)
+        except AnswerTooLarge:
+            raise ToolFailure(f"{url} has more than {MAX_BYTES} bytes") from None
+
+    async def _post(self, what: str, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:
         key = os.environ.get("FIRECRAWL_API_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url = f"{self._url}/v2/{what}"
-        status, found = await asked(
-            "POST", url, timeout=_TIMEOUT, pause=self._pause, final=_of_page, json=body, headers=headers
+
+        def data_of(status: int, found: Mapping[str, Any]) -> T:
+            if status == 200 and found["success"]:
+                return read(found["data"])
+            if status in (400, 422) or _of_page(found) or (status in (403, 408) and what == "scrape"):
+                raise ToolFailure(str(found.get("error") or f"{what} failed"))
+            raise ServiceUnavailable(f"{url} answers {status}: {str(found.get('error') or found)[:200]}")
+
+        return await asked(
+            "POST",
+            url,
+            data_of,
+            gate=self._gate,
+            timeout=_TIMEOUT,
+            pause=self._pause,
+            final=_of_page,
+            json=body,
+            headers=headers,
         )
-        if status == 200 and found.get("success") and isinstance(found.get("data"), Mapping):
-            data: Mapping[str, Any] = found["data"]
-            return data
-        if status in (400, 408, 422) or _of_page(found) or (status == 403 and what == "scrape"):
-            raise ToolFailure(str(found.get("error") or f"{what} failed"))
-        raise ServiceUnavailable(f"{url} answers {status}: {str(found.get('error') or found)[:200]}")
 
 
 def _of_page(found: Mapping[str, Any]) -> bool:
@@ -138,8 +162,11 @@ def _of_page(found: Mapping[str, Any]) -> bool:
     return str(found.get("code", "")).startswith("SCRAPE_")
 
 
-def _page(found: Mapping[str, Any], text: str) -> WebPage:
-    return WebPage(*(str(found.get(key) or "") for key in ("url", "title", text)))
+def _pages(found: Any, text: str, limit: int) -> list[WebPage]:
+    """Raises an error of Python's own for what is no list of results."""
+    if not isinstance(found, list):
+        raise TypeError(f"{type(found).__name__} for a list of results")
+    return [WebPage(*(str(each.get(key) or "") for key in ("url", "title", text))) for each in found[:limit]]
 
 
 def _text(data: bytes, charset: str | None) -> str:

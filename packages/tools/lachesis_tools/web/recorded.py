@@ -11,6 +11,7 @@ from typing import Any
 
 from backends.errors import SettingsError
 from backends.tasks import in_own_thread
+from lachesis_tools.gate import waiting
 from lachesis_tools.tool_registry import ToolFailure
 from lachesis_tools.web.provider import NotRecorded, Provider, WebPage
 
@@ -53,7 +54,10 @@ class Recorded:
         self, request: list[Any], ask: Callable[[Provider], Awaitable[Sequence[WebPage]]]
     ) -> Sequence[WebPage]:
         key = json.dumps(request)
-        async with self._asking.setdefault(key, asyncio.Lock()):  # equal requests of a moment get one answer
+        asking = self._asking.setdefault(key, asyncio.Lock())  # equal requests of a moment get one answer
+        with waiting():
+            await asking.acquire()
+        try:
             if key not in self._answers:
                 if self._provider is None:
                     raise NotRecorded(
@@ -66,6 +70,8 @@ class Recorded:
                     answer = {"failure": str(failure)}
                 await in_own_thread(self._append, {"request": request, **answer})  # before anybody reads it
                 self._answers[key] = answer
+        finally:
+            asking.release()
         self._asking.pop(key, None)
         found = self._answers[key]
         if "failure" in found:
