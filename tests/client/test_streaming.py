@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+from itertools import pairwise
+from uuid import uuid4
 
 import pytest
 from aiohttp import web
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lachesis_client import OpenAIServer, Router, ServerUnavailable
 from lachesis_client.streaming import AnswerStream, Delta
@@ -79,6 +84,79 @@ async def test_pieces_are_joined_in_the_forms_that_servers_have():
     assert (message.reasoning, len(message.text), answer.usage.prompt_tokens) == ("Let me see.", 200_000, 7)
     assert [(each.id, each.arguments) for each in message.tool_calls] == [("a", '{"code": "1"}'), ("b", "{}")]
     assert [delta.kind for delta in deltas] == ["reasoning", "reasoning", "text", "call", "call"]
+
+
+HABITS = {
+    "as OpenAI": lambda number, first, name: {"index": number, **({"id": f"c{number}"} if first else {})},
+    "no index": lambda number, first, name: {"id": f"c{number}"} if first else {},
+    "one index": lambda number, first, name: {"index": 0, **({"id": f"c{number}"} if first else {"id": ""})},
+    "one index, the id in every piece": lambda number, first, name: {"index": 0, "id": f"c{number}"},
+    "no index, the id in every piece": lambda number, first, name: {"id": f"c{number}", "index": None},
+    "no id": lambda number, first, name: {"index": number},
+    "an id for every piece": lambda number, first, name: {"index": number, "id": str(uuid4())},
+    "one id": lambda number, first, name: {"index": number, "id": "call"},
+    "one index, no id": lambda number, first, name: {"index": 0, "id": ""},
+    "no index, no id": lambda number, first, name: {},
+    "one index, the name as the id": lambda number, first, name: {"index": 0, "id": name},
+}
+"""What servers write beside a piece of a call."""
+MIXED = {"as OpenAI", "no id", "an id for every piece", "one id"} | {habit for habit in HABITS if "the id in" in habit}
+"""In which the pieces of several calls may be mixed."""
+TEXTS = st.text(st.sampled_from('a"{}[]\\, \n\ud800'), max_size=6)
+ARGUMENTS = st.dictionaries(
+    TEXTS, st.one_of(TEXTS, st.integers(), st.dictionaries(TEXTS, TEXTS, max_size=1)), max_size=2
+)
+
+
+@st.composite
+def streams_of_calls(draw):
+    """Calls, and the pieces in which a server gives them."""
+    habit = draw(st.sampled_from(sorted(HABITS)))
+    repeats = draw(st.booleans()) and habit != "an id for every piece"  # else nothing tells a call from a piece
+    calls = draw(st.lists(st.tuples(st.sampled_from(["python", "look"]), ARGUMENTS.map(json.dumps)), max_size=4))
+    queues = []
+    for number, (name, arguments) in enumerate(calls):
+        cuts = sorted(draw(st.lists(st.integers(0, len(arguments)), max_size=4)))
+        if "name as the id" in habit:
+            cuts = []
+        elif repeats and "no id" in habit:  # a name after whole arguments is another call
+            cuts = [cut for cut in cuts if cut < len(arguments)]
+        parts = [arguments[start:end] for start, end in pairwise([0, *cuts, len(arguments)])]
+        named = [{"name": name} if not at or repeats else {} for at in range(len(parts))]
+        functions = [{**first, "arguments": part} for first, part in zip(named, parts, strict=True)]
+        queues.append([{**HABITS[habit](number, not at, name), "function": each} for at, each in enumerate(functions)])
+    order = [number for number, queue in enumerate(queues) for _ in queue]
+    if habit in MIXED and draw(st.booleans()):
+        rest = [number for at, number in enumerate(order) if order.index(number) != at]
+        order = [*range(len(calls)), *draw(st.permutations(rest))]
+    pieces = [queues[number].pop(0) for number in order]
+    together = draw(st.booleans())
+    return calls, [pieces] if together else [[each] for each in pieces]
+
+
+def test_calls_are_read_from_the_pieces_of_every_server():
+    sent = []
+    with asyncio.Runner() as runner:
+        server = ScriptedServer(lambda _: events(*sent, piece("tool_calls")))
+        runner.run(server.__aenter__())
+        router = Router([OpenAIServer(server.settings(first_retry_delay=0.01))])
+        runner.run(router.__aenter__())
+
+        @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+        @given(streams_of_calls())
+        def reads(stream):
+            calls, deltas = stream
+            sent[:] = [piece(content="Look:"), *(piece(tool_calls=delta) for delta in deltas)]
+            said = []
+            answer = runner.run(router.chat(ASK, tools=TOOLS, stream=AnswerStream(said.append)))
+            assert [(each.name, each.arguments) for each in answer.message.tool_calls] == calls
+            assert [delta.text for delta in said if delta.kind == "call"] == [name for name, _ in calls]
+
+        try:
+            reads()
+        finally:
+            runner.run(router.__aexit__(None, None, None))
+            runner.run(server.__aexit__(None, None, None))
 
 
 @pytest.mark.parametrize(

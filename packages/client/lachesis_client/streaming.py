@@ -127,11 +127,8 @@ def _merge(message: dict[str, Any], delta: Mapping[str, Any]) -> list[Any]:
         if not isinstance(piece, dict):
             continue
         calls: list[dict[str, Any]] = message.setdefault("tool_calls", [])
-        place, call_id = piece.get("index"), piece.get("id")
-        same = [call for call in calls if place is not None and call.get("index") == place]
-        call = same[-1] if same else calls[-1] if calls and place is None and not call_id else None
-        # Some servers give every call the index 0, or none.
-        if call is None or (call_id and call.get("id") and call["id"] != call_id):
+        call = _continued(calls, piece)
+        if call is None:
             calls.append(call := {})
             new.append(piece)
         for name, value in piece.items():
@@ -141,6 +138,37 @@ def _merge(message: dict[str, Any], delta: Mapping[str, Any]) -> list[Any]:
             else:
                 _add(call, name, value)
     return new
+
+
+def _continued(calls: list[dict[str, Any]], piece: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The call that a piece goes on with; None for a new one.
+
+    Some servers give every call the index 0, or none, no id, the id in every piece, or another one in each, and some
+    repeat the name. Only a call that begins has a name, so a repeated one counts only after arguments that are whole.
+    """
+    place, call_id = piece.get("index"), piece.get("id")
+    same_place = [call for call in calls if place is None or call.get("index") in (None, place)]
+    same = [call for call in same_place if call_id and call.get("id") == call_id] or [
+        call for call in same_place if place is None or call.get("index") == place
+    ]
+    function = piece.get("function")
+    function = function if isinstance(function, dict) else {}
+    name, more = function.get("name"), function.get("arguments")
+    if not same:
+        return same_place[-1] if same_place and not (name or call_id) else None
+    known = same[-1].get("function") or {}
+    other = bool(call_id and same[-1].get("id") and same[-1]["id"] != call_id)
+    if name and known.get("name") and (other or name != known["name"]):
+        return None
+    # Where calls have ids, the name may come once more with the end of the call, which has no text.
+    begins = other or (name and (not same[-1].get("id") or (more.strip() if isinstance(more, str) else more)))
+    return None if begins and _is_whole(known.get("arguments")) else same[-1]
+
+
+def _is_whole(arguments: Any) -> bool:
+    if isinstance(arguments, str):
+        return arguments.rstrip().endswith("}") and decode(arguments.encode(errors="surrogatepass")) is not None
+    return bool(arguments)
 
 
 def _add(to: dict[str, Any], name: str, value: Any) -> None:
