@@ -238,8 +238,9 @@ class OpenEnv:
             if said == "":
                 error = {"message": "empty", "code": "VALIDATION_ERROR"}
                 await socket.send_json({"type": "error", "data": error})
-            elif self.habit == "mcp" and said == "bad":
-                failed = {"error_type": "ValueError", "message": "a bad word"}
+            elif self.habit == "mcp" and said in ("bad", "far"):
+                kind = "execution_error" if said == "bad" else "transport_error"
+                failed = {"error_type": kind, "message": f"a {said} word"}
                 await socket.send_json(observed({"tool_name": "words.say", "error": failed}, -0.5))
             else:
                 done = said == str(seed)
@@ -274,6 +275,14 @@ async def test_openenv_with_tools_of_mcp(tmp_path: Path) -> None:
     (each,) = rollouts(result.files.groups)
     assert (each["reward"], len(each["tool_errors"])) == (0.5, 1)
     assert [message["content"] for message in lines(result.files.groups)[0]["messages"][0][-1:]] == ["heard 0"]
+
+
+async def test_openenv_that_does_not_reach_a_tool_gives_no_score(tmp_path: Path) -> None:
+    async with served(OpenEnv("mcp").app) as host:
+        result = await play(f"openenv:http://{host}", tmp_path, speaks("words_say", "far"))
+    (each,) = rollouts(result.files.failures)
+    assert (each["reward"], each["unscored_kind"]) == (None, "infra_error")
+    assert "did not reach the tool words.say: a far word" in each["reason"]
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,8 @@ class _Episode:
         seen = answer.get("observation")
         failed = seen.get("error") if self._mcp and isinstance(seen, Mapping) else None
         text = str(failed.get("message") if isinstance(failed, Mapping) else failed) if failed else _text(seen)
+        if isinstance(failed, Mapping) and failed.get("error_type") == "transport_error":  # no doing of the agent
+            raise GuestLost(f"openenv: the server did not reach the tool {name}: {text}")
         said = {"text": text, "reward": answer.get("reward"), "done": bool(answer.get("done"))}
         return {**said, "error": text} if failed else said
 
