@@ -13,6 +13,7 @@ from backends import BackendError
 from backends.errors import SettingsError
 from lachesis_client import InferenceError, Router
 from lachesis_console.chat.actions import Action
+from lachesis_console.chat.ran import GONE_BACK
 from lachesis_console.chat.screen import PERSONALITIES
 from lachesis_console.chat.seat import Seat
 from lachesis_messages.history import MessageHistory
@@ -105,30 +106,40 @@ async def _undo(seat: Seat, history: MessageHistory, response: ChatResponse | No
     return _cut(seat, history, response, keep, "the sandbox is as it was")
 
 
-def _cut(seat: Seat, history: MessageHistory, response: ChatResponse | None, keep: int, sandbox: str) -> Action:
-    """Take back what follows the first `keep` messages."""
+def _cut(
+    seat: Seat,
+    history: MessageHistory,
+    response: ChatResponse | None,
+    keep: int,
+    sandbox: str,
+    *,
+    reason: str = "taken back",
+    ran: int | None = None,
+) -> Action:
+    """Take back what follows the first `keep` messages. `ran` is what had run where the sandbox is back there too."""
     if response is not None:
-        history.branch(response, "taken back")
-    history.rewind(keep, "taken back")
-    seat.follow(history)
+        history.branch(response, reason)
+    seat.conversation.rewind(keep, reason)
+    seat.follow(sandbox=ran)
     seat.screen.note(f"{keep - seat.first} messages are left after the prompt; {sandbox}")
     return Action.CUT
 
 
 async def _checkpoint(seat: Seat, history: MessageHistory, response: ChatResponse | None, rest: str) -> Action:
     name = rest or str(len(seat.places.kept) + 1)
-    await seat.places.keep(name, seat.session, history, response)
+    await seat.places.keep(name, seat.session, history, response, seat.journal.ran)
     seat.screen.note(f"/back {name} comes back to here, with the files as they are now")
     return Action.STAY
 
 
 async def _back(seat: Seat, history: MessageHistory, response: ChatResponse | None, rest: str) -> Action:
     _editable(seat)
-    keep = await seat.places.go_back(rest or next(reversed(seat.places.kept), ""), seat.session, history)
+    keep, ran = await seat.places.go_back(rest or next(reversed(seat.places.kept), ""), seat.session, history)
     if keep > len(history) or (keep == len(history) and response is None):
+        seat.follow(response, sandbox=ran)
         seat.screen.note("no message was taken back; the sandbox is as it was there")
         return Action.STAY
-    return _cut(seat, history, response, keep, "the sandbox is as it was there")
+    return _cut(seat, history, response, keep, "the sandbox is as it was there", reason=GONE_BACK, ran=ran)
 
 
 async def _retry(seat: Seat, history: MessageHistory, response: ChatResponse | None, rest: str) -> Action:
@@ -185,8 +196,8 @@ async def _compress(seat: Seat, history: MessageHistory, response: ChatResponse 
         raise SettingsError(f"the model did not write a summary: {error}") from None
     seat.tokens.add(answer.usage)
     summary = answer.message.text
-    history[seat.first : ends[-1]] = [Message("user", f"[CONTEXT SUMMARY]: {summary}")]
-    seat.follow(history)
+    seat.conversation.replace(seat.first, ends[-1], Message("user", f"[CONTEXT SUMMARY]: {summary}"))
+    seat.follow(response)
     seat.screen.note(f"{ends[-1] - seat.first} messages became a summary of {len(summary)} characters")
     return Action.STAY
 

@@ -16,6 +16,8 @@ from lachesis_tools import ToolSession
 class _Place:
     messages: tuple[Message, ...]
     checkpoint: SandboxCheckpoint
+    ran: int
+    """`Journal.ran` there."""
 
 
 @dataclass(slots=True)
@@ -25,7 +27,7 @@ class ChatPlaces:
     kept: dict[str, _Place] = field(default_factory=dict)
 
     async def keep(
-        self, name: str, session: ToolSession, history: MessageHistory, response: ChatResponse | None
+        self, name: str, session: ToolSession, history: MessageHistory, response: ChatResponse | None, ran: int
     ) -> None:
         """Keep this place. `response` is the answer that is not in `history` yet.
 
@@ -37,10 +39,10 @@ class ChatPlaces:
         except LachesisError as error:
             raise SettingsError(str(error)) from None
         now = [node.message for node in history.nodes()]
-        self.kept[name] = _Place((*now, *([response.message] if response else [])), checkpoint)
+        self.kept[name] = _Place((*now, *([response.message] if response else [])), checkpoint, ran)
 
-    async def go_back(self, name: str, session: ToolSession, history: MessageHistory) -> int:
-        """Bring the sandbox back to a place; returns how many messages the conversation had there.
+    async def go_back(self, name: str, session: ToolSession, history: MessageHistory) -> tuple[int, int]:
+        """Bring the sandbox back to a place: how many messages the conversation had there, and what had run.
 
         Raises:
             SettingsError: there is no such place, or the conversation has gone another way before it.
@@ -56,7 +58,7 @@ class ChatPlaces:
             await (await _sandbox(session)).restore(place.checkpoint)
         except LachesisError as error:
             raise SettingsError(str(error)) from None
-        return len(place.messages)
+        return len(place.messages), place.ran
 
 
 async def _sandbox(session: ToolSession) -> SupportsRestore:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import SettingsError
 from lachesis.runs.reference_policy import Policy
+from lachesis_console.chat.ran import Lost, RolloutRan
 from lachesis_console.replaced import with_methods, without_volatile
 from lachesis_messages.messages import Message
 from lachesis_messages.records.groups import stored_messages
@@ -31,6 +32,19 @@ class RecordedRollout:
     """Messages before the first of the assistant, as OpenAI's dicts."""
     turns: Sequence[Mapping[str, Any]]
     """All others."""
+    lost: Lost = field(default_factory=dict)
+    """What ran and is not in the conversation, by the place in `turns`."""
+    new_prompt: Sequence[Mapping[str, Any]] | None = None
+    """The prompt, where a summary has replaced a part of that of the item."""
+    why_not: str = ""
+    """Why it cannot be played again; empty where it can."""
+
+    @property
+    def played(self) -> Iterator[Mapping[str, Any]]:
+        """The turns of the assistant as they were played, with those that are not in the conversation."""
+        for place in range(len(self.turns) + 1):
+            yield from (each for each in self.lost.get(place, ()) if each["role"] == "assistant")
+            yield from (each for each in self.turns[place : place + 1] if each["role"] == "assistant")
 
 
 def recorded_rollouts(path: Path) -> Iterator[RecordedRollout]:
@@ -49,14 +63,17 @@ def recorded_rollouts(path: Path) -> Iterator[RecordedRollout]:
             for about in record["rollouts"]:
                 messages = stored_messages(record, about)
                 first = next((at for at, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
-                yield RecordedRollout(
-                    record["environment"],
-                    record["item"],
-                    about["rollout_id"],
-                    about["reward"],
-                    messages[:first],
-                    messages[first:],
-                )
+                prompt, turns = messages[:first], messages[first:]
+                place = record["environment"], record["item"], about["rollout_id"], about["reward"]
+                ran = RolloutRan(record, about)
+                try:
+                    lost = ran.lost()
+                except SettingsError as error:
+                    yield RecordedRollout(*place, prompt, turns, why_not=str(error))
+                    continue
+                lost = {max(0, at - first): messages for at, messages in lost.items()}
+                new = prompt if ran.changed_the_prompt else None
+                yield RecordedRollout(*place, prompt, turns, lost, new)
 
 
 def find_rollout(name: str) -> RecordedRollout:
@@ -71,6 +88,8 @@ def find_rollout(name: str) -> RecordedRollout:
         raise SettingsError(f"{path} has no rollout {rollout_id or 'at all'}; `lachesis view {path}` shows their ids")
     if rollout_id and len(found) > 1:
         raise SettingsError(f"{path}: {len(found)} rollouts begin with {rollout_id}; give more of the id")
+    if found[0].why_not:
+        raise SettingsError(found[0].why_not)
     return found[0]
 
 
@@ -95,6 +114,8 @@ def recorded_policy(*paths: str | Path) -> Policy:
     best: dict[str, RecordedRollout] = {}
     for path in paths:
         for each in recorded_rollouts(Path(path)):
+            if each.why_not:
+                continue
             known = best.get(key := _key(each.prompt))
             if known is None or (each.reward or 0.0) > (known.reward or 0.0):
                 best[key] = each
@@ -107,7 +128,7 @@ def recorded_policy(*paths: str | Path) -> Policy:
         found = best.get(_key(messages[:first]))
         if found is None:
             raise SettingsError("no recorded rollout begins with these messages")
-        said = [each for each in found.turns if each["role"] == "assistant"]
+        said = [*found.played]
         turn = sum(message["role"] == "assistant" for message in messages)
         return Message.from_openai(said[turn]) if turn < len(said) else Message("assistant", "")
 

@@ -10,11 +10,13 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, TypeAlias
 
-from lachesis.loop.loop import HermesAgentLoop
+from lachesis.loop.conversation import AgentConversation
+from lachesis.loop.loop import HermesAgentLoop, PlayedRollout
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, TokenCount
 from lachesis.loop.rollout_player import RolloutPlayer
 from lachesis.loop.tool_calls import SessionCalls
+from lachesis.loop.turn_check import check_turn
 from lachesis.rewards.reward import Reward
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_client import InferenceError, RequestRejected, Router
@@ -23,14 +25,15 @@ from lachesis_client.streaming import AnswerStream
 from lachesis_console.agent.session import in_turn
 from lachesis_console.chat.actions import Action
 from lachesis_console.chat.agent_lines import NotACall, read_line
+from lachesis_console.chat.context import ChatCompression
 from lachesis_console.chat.journal import Journal
 from lachesis_console.chat.places import ChatPlaces
 from lachesis_console.chat.recordings import RecordedRollout
-from lachesis_console.chat.replay import Replay
+from lachesis_console.chat.replay import Replay, results_of
 from lachesis_console.chat.screen import Screen, interruptible
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message, Purpose, ToolCall
-from lachesis_messages.responses import ChatResponse
+from lachesis_messages.responses import ChatResponse, Node
 from lachesis_tools import ToolResult, ToolSession
 
 RunCommand: TypeAlias = "Callable[[Seat, MessageHistory, ChatResponse | None, str], Awaitable[Action]]"
@@ -63,7 +66,7 @@ class Seat:
         self.screen, self.journal, self.as_agent = screen, journal, as_agent
         self._commands, self._run_command = commands, run_command
         self._replay = Replay(screen, recorded, turns)
-        self._resumes = bool(journal.messages)  # what is played is in the journal
+        self._resumes = bool(journal.messages or journal.ran)  # what is played is in the journal
         self.places = ChatPlaces()
         self._said: ToolResult | None = None
         """The user's next message."""
@@ -71,6 +74,8 @@ class Seat:
         """The person interrupted a tool, and speaks before the model does."""
         self.first = 0
         """Messages of the prompt."""
+        self._prompt: tuple[Node, ...] = ()
+        self._compresses = False
         self._shown = 0
         self._typed = ""
         """The user's last message, which the person sees already."""
@@ -92,6 +97,7 @@ class Seat:
         """Take the place of the server in `loop`, and run its calls so that they are shown and can be interrupted."""
         self.loop, self.server, self.player, self.item = loop, server, player, item
         self._sub_agents = loop.sub_agents = copy.copy(loop)  # whose turns are not shown
+        loop.compression = ChatCompression(self, loop.compression)
         loop.clarify = self.clarify
         assert isinstance(loop.execute, SessionCalls)
         self._execute = loop.execute
@@ -108,6 +114,35 @@ class Seat:
         """Ask another model from now on. The end of the chat closes its server."""
         self.server = self._sub_agents.server = server
         self.opened.append(server)
+
+    def play(self, rollout: PlayedRollout) -> None:
+        """The rollout begins."""
+        self.rollout = rollout
+        self._prompt, self.first = rollout.conversation.history.nodes(), len(rollout.conversation.request)
+
+    @property
+    def conversation(self) -> AgentConversation:
+        """Each change of it is made here, so that what the model sees, what is kept and its size agree."""
+        return self.rollout.conversation
+
+    def may_compress(self) -> bool:
+        """Not while a recording is played: its own compressions are in it."""
+        return self._replay.over
+
+    async def compress(self, run: Callable[[], Awaitable[None]]) -> None:
+        """Compress the context. A summary is an answer to nobody."""
+        self.follow()  # or what it moves could not be told from what is new
+        self._compresses, before = True, len(self.conversation.history)
+        try:
+            await run()
+        except InferenceError as error:
+            self.screen.error(f"{error}. The context was not compressed; it is tried again at the next turn")
+        finally:
+            self._compresses = False
+        self.follow()
+        if self._shown > (now := len(self.conversation.request)) or before != len(self.conversation.history):
+            self._shown = now
+            self.screen.note("a summary has taken the place of older messages; /history shows it")
 
     def begin(self, prompt: str) -> None:
         """The person has typed the prompt."""
@@ -136,14 +171,19 @@ class Seat:
     async def chat(self, messages: Any, **options: Any) -> ChatResponse:
         """The next turn of the agent."""
         history: MessageHistory = messages
+        if self._compresses and not self.as_agent:
+            summary: ChatResponse = await self.server.chat(history, **options)
+            self.tokens.add(summary.usage)
+            self.seconds += summary.latency
+            return summary
         self._show_new(history)
-        message = self._replay.turn(history)
+        message = await self._replay.turn(self.conversation, self._play_lost)
         self._shown = len(history)
         if message is not None:
             recorded = self._given(message, "recording")
-            self._show_turn(history, recorded)
+            self._show_turn(recorded)
             return await self._settle(history, recorded, options)
-        self.follow(history)
+        self.follow()
         if self.as_agent:
             return await self._ask_person(history)
         paused, self._paused = self._paused, False
@@ -155,7 +195,7 @@ class Seat:
             if response is None:
                 action = await self.talk(history, None)
                 continue
-            self._show_turn(history, response)
+            self._show_turn(response)
             if response.message.tool_calls or self._own_user is not None:
                 return response
             action = await self.talk(history, response)
@@ -190,7 +230,7 @@ class Seat:
 
     async def user_message(self, history: MessageHistory) -> str | ToolResult | None:
         """What the user says to the answer at the end of `history`."""
-        self.follow(history)
+        self.follow()
         if self._own_user is not None:
             return await self._own_user(history)
         said, self._said = self._said, None
@@ -244,7 +284,7 @@ class Seat:
 
     async def talk(self, history: MessageHistory, response: ChatResponse | None) -> Action:
         """Lines of the person until one says something, asks again or ends. `response` is not in `history` yet."""
-        self.follow(history, response)
+        self.follow(response)
         while True:
             line = await self.line("you> ")
             action = Action.END if line is None else Action.STAY
@@ -263,9 +303,9 @@ class Seat:
                 if response is not None:
                     self._said, self._typed = said, line
                     return Action.SAY
-                history.append(Message("user", said.parts))
+                self.conversation.append(Message("user", said.parts))
                 self._shown = len(history)
-                self.follow(history)
+                self.follow()
                 return Action.AGAIN
             elif response is None:
                 return Action.AGAIN
@@ -287,12 +327,38 @@ class Seat:
                     self.screen.note("Ctrl-C again, Ctrl-D or /quit ends the chat")
         return None
 
-    def follow(self, history: MessageHistory, response: ChatResponse | None = None) -> None:
-        """Write down the conversation after the prompt, with an answer that is not in `history` yet."""
-        if self._replay.over or not self._resumes:  # what is still to be played would be cut off in its file
-            more = [response.message.to_openai("reasoning")] if response is not None else []
-            kept = (*history.to_openai("reasoning")[self.first :], *more)
-            self.journal.follow([dict(each) for each in kept])
+    def follow(self, response: ChatResponse | None = None, *, sandbox: int | None = None) -> None:
+        """Write down the conversation after the prompt, with an answer that is not in it yet.
+
+        `sandbox` is what had run (`Journal.ran`) when the sandbox was as it is now again.
+        """
+        if self._resumes and not self._replay.over:  # what is still to be played would be cut off in its file
+            return
+        nodes = self.conversation.history.nodes()
+        end, prompt = len(self._prompt), None
+        if nodes[:end] != self._prompt:  # a summary is in the place of a part of it
+            end = max((at for at, node in enumerate(nodes, 1) if _first_form(node) in self._prompt), default=0)
+            prompt = [node.message.to_openai("reasoning") for node in nodes[:end]]
+        self.first = end + self.conversation.offset
+        more = [response.message.to_openai("reasoning")] if response is not None else []
+        said = [*(node.message.to_openai("reasoning") for node in nodes[end:]), *more]
+        self.journal.follow([dict(each) for each in said], prompt=prompt, sandbox=sandbox)
+
+    async def _play_lost(self, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
+        """Run turns that do not stay in the conversation, and leave them behind as a branch of it."""
+        conversation, length = self.conversation, len(self.conversation.history)
+        for said in (Message.from_openai(each) for each in messages if each["role"] == "assistant"):
+            recorded = self._given(said, "recording")
+            self._show_turn(recorded)
+            conversation.append(recorded)
+            self.rollout.call_ids.update(call.id for call in said.tool_calls)
+            await self.rollout.run_tools(said, check_turn(recorded, self.loop.required_arguments))
+            self.rollout.clock.ask()  # the loop waits for an answer all the while
+            self.follow()
+        now = results_of(conversation.history)
+        conversation.rewind(length, "not in the conversation of the recording any more")
+        self.follow()
+        return now
 
     async def reward(self, history: MessageHistory, response: ChatResponse | None) -> Reward | None:
         """The environment's reward, as the conversation and the sandbox stand.
@@ -347,18 +413,23 @@ class Seat:
 
     def _show_new(self, history: MessageHistory) -> None:
         nodes = history.nodes()
-        if not self.first:
-            self.first = len(nodes)
         for node in nodes[self._shown :]:
             if node.message.role in ("user", "system") and node.message.text != self._typed:
                 self.screen.said(node.message.role, node.message.text)
         self._typed = ""
 
-    def _show_turn(self, history: MessageHistory, response: ChatResponse) -> None:
-        self.follow(history, response)  # what a person has seen is on the disk
+    def _show_turn(self, response: ChatResponse) -> None:
+        self.follow(response)  # what a person has seen is on the disk
         message = response.message
         if message.text and message.text.strip() != self.screen.streamed.strip():
             self.screen.said("agent", message.text)
         self.screen.streamed = ""
         for call in message.tool_calls:
             self.screen.call(call.name, call.arguments)
+
+
+def _first_form(node: Node) -> Node:
+    """What a node is a copy of, or stands for."""
+    while node.source is not None:
+        node = node.source
+    return node

@@ -98,7 +98,9 @@ async def _chat(target: str | None, given: argparse.Namespace, flags: list[str])
         if target != journal.about["environment"]:
             raise SettingsError(f"the chat {given.session} is one of {journal.about['environment']}, not of {target}")
         flags = [*journal.about["flags"], *flags]
-        recorded = RecordedRollout(target, journal.about["item"], "", None, (), [*journal.messages])
+        recorded = RecordedRollout(
+            target, journal.about["item"], "", None, (), [*journal.messages], journal.lost, journal.prompt
+        )
     screen = Screen(plain=given.plain, history=chats_folder().parent / "typed")
     as_agent = given.seat == "agent"
     seat = Seat(screen, journal, COMMANDS, run_command, as_agent=as_agent, recorded=recorded, turns=given.at)
