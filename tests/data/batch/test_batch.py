@@ -496,6 +496,32 @@ def test_edited_code_of_an_environment_is_refused_until_it_is_continued(
     assert len(entries(tmp_path / "run")) == 3
 
 
+def test_lines_have_the_places_of_their_rows_in_the_input_as_it_is_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play(names: str) -> list[tuple[int, str]]:
+        rows = write_rows(tmp_path / "rows.jsonl", ({"prompt": f"row {name}", "of": name} for name in names))
+        assert batch(flags(rows, tmp_path, server.base_url, "--samples", "2", size=3)) == 0
+        found = entries(tmp_path / "run")
+        assert found == lines(tmp_path / "run/trajectories.jsonl")
+        done = json.loads((tmp_path / "run/checkpoint.json").read_text())["completed_prompts"]
+        assert done == sorted({entry["prompt_index"] for entry in found} - {-1})
+        return sorted((entry["prompt_index"], entry["metadata"]["of"]) for entry in found)
+
+    with served(thinks) as server:
+        assert play("ABB") == [(place, name) for place, name in enumerate("ABB") for _ in range(2)]
+        assert "another prompt_index" not in capsys.readouterr().err
+        before = play("NBABC")
+        assert before == [(place, name) for place, name in enumerate("NBABC") for _ in range(2)]
+        said = capsys.readouterr()
+        assert "note: the rows of the input are in other places than before: 4 lines" in said.out + said.err
+        (tmp_path / "run/batch_004_output.jsonl").unlink()  # as a kill leaves it: it is written again
+        assert play("NBABC") == before
+        assert play("BN") == [*[(-1, "A")] * 2, *[(-1, "B")] * 2, *[(-1, "C")] * 2, *[(0, "B")] * 2, *[(1, "N")] * 2]
+        said = capsys.readouterr()
+        assert "4 of 4 and 6 of rows that are not in the input any more: 10 kept" in said.out + said.err
+
+
 def test_batch_files_that_somebody_changed_are_named_and_can_be_made_anew(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "rows.jsonl", ROWS)
     with served(thinks) as server:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -21,6 +22,9 @@ from lachesis.runs.run_folder import RunFolderError
 from lachesis_messages.records.jsonl import JsonlWriter, sync_folder
 
 TRAJECTORIES, CHECKPOINT, STATISTICS = "trajectories.jsonl", "checkpoint.json", "statistics.json"
+
+_INDEX = re.compile(rb'^(\{"prompt_index": ?)-?\d+')
+"""At the beginning of a line, where `to_batch_entry` has it: nothing else of a line is written again."""
 
 
 class BatchFiles:
@@ -65,6 +69,20 @@ class BatchFiles:
             now, left = left[:room], left[room:]
             self._writer.write_all(now)
             self.lines[self._number] = self.lines.get(self._number, 0) + len(now)
+
+    def renumber(self, indices: Iterable[int]) -> int:
+        """Give the lines the places of their rows, by line; how many had another one."""
+        moved, left = 0, iter(indices)
+        for number in self.lines:
+            path = self._path(number)
+            with path.open("rb") as file:
+                lines = [*file]
+            now = [_INDEX.sub(rb"\g<1>%d" % index, line, count=1) for line, index in zip(lines, left, strict=False)]
+            if changed := sum(old != new for old, new in zip(lines, now, strict=True)):
+                moved += changed
+                with _replacing(path) as written:
+                    written.writelines(now)
+        return moved
 
     def close(self) -> None:
         if self._writer is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import csv
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -101,6 +101,21 @@ class Rows:
         if not total:
             raise DatasetError(f"{self.source} contains no rows")
         return (count, f"{total} rows, {digests:x}") if self.shard[1] > 1 else (total, "")
+
+    def places(self, wanted: Set[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Where the rows are now that have these digests, each with which of several equal rows it is, from 1. Reads no
+        further than to the last of them, and looks at all rows: other starts may have had other limits and shards."""
+        found, seen = dict[tuple[str, int], int](), Counter[str]()
+        digests = {digest for digest, _ in wanted}
+        for index, (_, content) in enumerate(self._read() if wanted else ()):
+            if isinstance(content, str) or (digest := item_digest(content)) not in digests:
+                continue
+            seen[digest] += 1
+            if (row := (digest, seen[digest])) in wanted:
+                found[row] = index
+                if len(found) == len(wanted):
+                    break
+        return found
 
     def _problem(self, row: Mapping[str, Any] | str) -> str:
         """The problem with a row; empty if there is none."""

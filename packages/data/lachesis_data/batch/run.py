@@ -81,9 +81,10 @@ class BatchResult:
         totals, sink = self.totals, self.sink
         tools, calls = totals.finished.tool_failures, totals.finished.repaired
         wanted = f" of {sink.total}" if sink.total >= 0 else ""
+        gone = f" and {sink.gone} of rows that are not in the input any more" if sink.gone else ""
         yield (
             "samples",
-            f"{totals.done}{wanted}: {totals.kept.groups} kept ({sink.played} in this start), "
+            f"{totals.done - sink.gone}{wanted}{gone}: {totals.kept.groups} kept ({sink.played} in this start), "
             f"{totals.discarded} discarded for no reasoning, {totals.failed.groups} failed",
         )
         yield "completed", f"{totals.kept.counts['completed']} of {totals.kept.groups}"
@@ -190,6 +191,7 @@ async def run_batch(env: HermesAgentBaseEnv, settings: BatchSettings) -> BatchRe
                 keep_without_reasoning=settings.keep_without_reasoning,
             ),
             indices=work.indices,
+            rows=rows if rows.source is not None else None,
             caps=settings.caps,
             batch_size=settings.batch_size,
             retry_failed=settings.retry_failed,

@@ -115,6 +115,7 @@ def _whole(folder: Path, settings: dict[str, Any], known: Sequence[dict[str, Any
         folder,
         entries=EntryFormat(**known[0]["lines"]),
         indices={},
+        rows=None,
         caps=Caps(),
         batch_size=max(facts["batch_size"] for facts in known),
         retry_failed=False,

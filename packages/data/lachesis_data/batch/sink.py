@@ -32,6 +32,8 @@ from lachesis.runs.run_folder import RunFolderError
 from lachesis.runs.sink import RunCounts
 from lachesis_data.batch.entries import NO_ANSWER, NO_REASONING, EntryFormat
 from lachesis_data.batch.files import CHECKPOINT, STATISTICS, BatchFiles, write_json
+from lachesis_data.batch.prompts import DIGITS
+from lachesis_data.batch.rows import Rows
 from lachesis_data.batch.totals import BatchTotals, Caps, completion_tokens
 from lachesis_messages.records.digests import certified
 from lachesis_messages.records.jsonl import JsonlWriter, read_lines
@@ -42,6 +44,8 @@ MOST_AT_ONCE = 64
 MOST_IN_REPORT = 20_000
 """Samples; it holds some kilobytes of each."""
 CHECKPOINT_EVERY = 60.0
+NO_ROW = -1
+"""The `prompt_index` of a sample whose row is not in the input any more."""
 RETRY_PAUSE = 1.0
 PROMOTES = "--keep_without_reasoning keeps such samples, and without playing also those that were discarded before"
 
@@ -86,6 +90,7 @@ class BatchSink(FileSink):
 
     Args:
         indices: key of a sample in flight -> place of its item in the input.
+        rows: the input; None where the environment has a dataset of its own.
         batch_size: lines of one batch file.
         retry_failed: play the samples again that failed in earlier starts.
         about: fields of `statistics.json` that are known.
@@ -97,6 +102,7 @@ class BatchSink(FileSink):
         *,
         entries: EntryFormat,
         indices: dict[str, int],
+        rows: Rows | None,
         caps: Caps,
         batch_size: int,
         retry_failed: bool,
@@ -110,6 +116,7 @@ class BatchSink(FileSink):
         self.folder = folder
         self.entries = entries
         self.indices = indices
+        self.rows = rows
         self.caps = caps
         self.about = about
         self.retry_failed = retry_failed
@@ -118,6 +125,9 @@ class BatchSink(FileSink):
         self.totals = BatchTotals()
         self.earlier = 0
         """Samples that earlier starts finished."""
+        self._places: dict[str, int] = {}
+        """Key of a sample of an earlier start, without its number -> the place of its row in the input, which may have
+        got other rows since."""
         self.started = time.monotonic()
         self.discards = self.files.groups.with_suffix(".discarded.jsonl")
         self._waiting: dict[str, tuple[str, dict[str, Any]]] = {}
@@ -125,7 +135,8 @@ class BatchSink(FileSink):
         self._entries: dict[str, dict[str, Any]] = {}
         """Key of a sample that is kept and not yet written -> its line."""
         self._failed: set[str] = set()
-        self._indices_done: list[int] = []
+        self._rows_done: list[tuple[str, int]] = []
+        """Key of each kept sample, and the place of its row when it was played."""
         self._checkpoint_due = 0.0
         self._broken: BaseException | None = None
         self._said_discards = False
@@ -159,6 +170,29 @@ class BatchSink(FileSink):
         self._sampled_before = self.totals.all.sampled
         self._write_checkpoint()
 
+    def _find_rows(self) -> None:
+        """Where the rows of earlier starts are now: lines of two starts have the places in one input."""
+        if self.rows is None:
+            return
+        discarded = read_lines(self.discards, torn_tail=True) if self.discards.exists() else ()
+        keys = {whole_and_part(key)[0] for key in (*self.ledger.done, *(each["item_key"] for each in discarded))}
+        rows = {key: (key[:DIGITS], int(key.rpartition("-")[2])) for key in keys}
+        places = self.rows.places(set(rows.values()))
+        self._places = {key: places.get(row, NO_ROW) for key, row in rows.items()}
+
+    def _index(self, key: str, played: int) -> int:
+        """The place of a sample's row in the input now, by its key and by where the row was when it was played."""
+        return self._places.get(whole_and_part(key)[0], played)
+
+    def _entry(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        index = self._index(record["item_key"], record["prompt_index"])
+        return self.entries.entry({**record, "prompt_index": index})
+
+    @property
+    def gone(self) -> int:
+        """Samples that were kept and whose rows are not in the input any more."""
+        return sum(self._index(*each) == NO_ROW for each in self._rows_done)
+
     unit = "samples"
 
     @property
@@ -174,7 +208,7 @@ class BatchSink(FileSink):
         if kind == "failed":
             self._failed.add(record["item_key"])
         elif kind == "kept":
-            self._indices_done.append(record["prompt_index"])
+            self._rows_done.append((record["item_key"], record["prompt_index"]))
 
     def _complete_batches(self) -> None:
         """Count the finished samples, and write the lines that a killed run did not get to.
@@ -184,23 +218,26 @@ class BatchSink(FileSink):
         """
         lasts = self.batches.last_lines()
         last = next(lasts, None)
-        written, missing, count = sum(self.batches.lines.values()), [], 0
+        written, count = sum(self.batches.lines.values()), 0
         for count, record in enumerate(self.ledger.records(), 1):
             self._count("kept", record)
             if last is not None and last[0] == count - 1:
                 _, path, line = last
-                entry = self.entries.entry(record)
-                if any(line.get(name) != entry[name] for name in ("prompt_index", "conversations")):
+                if line.get("conversations") != self._entry(record)["conversations"]:
                     raise self._not_of_groups(f"the last line of {path} is not sample {count - 1} of")
                 last = next(lasts, None)
-            elif count > written:
-                missing.append(self.entries.entry(record))
-                if len(missing) == MOST_AT_ONCE:
-                    self.batches.append(missing)
-                    missing = []
         if count < written:
             raise self._not_of_groups(f"the batch files have {written} lines, and there are {count} samples in")
-        self.batches.append(missing)
+        self._find_rows()
+        if moved := self.batches.renumber(self._index(*each) for each in self._rows_done):
+            note = (
+                f"note: the rows of the input are in other places than before: {counted(moved, 'line')} of the batch "
+                f"files have another prompt_index now, {NO_ROW} where the row is gone"
+            )
+            self.console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        missing = islice(self.ledger.records(), written, None) if count > written else iter(())
+        while some := [self._entry(record) for record in islice(missing, MOST_AT_ONCE)]:
+            self.batches.append(some)
 
     def _promote(self) -> None:
         """Keep the samples that were discarded for no reasoning. The next start completes one that is killed here."""
@@ -209,7 +246,7 @@ class BatchSink(FileSink):
         records = (record for record in read_lines(self.discards) if record["item_key"] not in self.ledger.done)
         promoted = 0
         while some := list(islice(records, MOST_AT_ONCE)):
-            entries = [self.entries.entry(record) for record in some]
+            entries = [self._entry(record) for record in some]
             self.ledger.append_all(some)
             self.batches.append(entries)
             for record in some:
@@ -361,7 +398,7 @@ class BatchSink(FileSink):
         self._checkpoint_due = time.monotonic() + CHECKPOINT_EVERY
         content = {
             **self.about,
-            "completed_prompts": sorted(set(self._indices_done)),
+            "completed_prompts": sorted({self._index(*each) for each in self._rows_done} - {NO_ROW}),
             "samples": self.totals.kept.groups,
             "discarded_no_reasoning": self.totals.discarded,
             "failed": self.totals.failed.groups,
