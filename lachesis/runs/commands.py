@@ -69,7 +69,8 @@ async def process(env: Environment, *, hold_out: bool = False) -> RunResult:
             if (tracker := env.tracker) is not None and tracker.on:
                 tracker.add(decision.content)
             env.curr_step += 1
-            await of_hook(env.wandb_log())
+            call = env.wandb_log()
+            await of_hook(call if tracker is None else tracker.hook(call))
         elif (tracker := env.tracker) is not None and tracker.on and decision.record:
             tracker.add(decision.record)  # for the rates of not being scored, which the next log has
 

@@ -141,7 +141,9 @@ def _rollout_api_sink(env: Environment, figures: RunningFigures, next_item: Next
             with hook_errors():
                 env.at_step(step, registration)
         env.curr_step = step
-        await of_hook(env.wandb_log(sink.age_metrics() if env.tracker is not None and env.tracker.on else None))
+        tracker = env.tracker
+        call = env.wandb_log(sink.age_metrics() if tracker is not None and tracker.on else None)
+        await of_hook(call if tracker is None else tracker.hook(call))
 
     sink: RolloutApiSink[PlayedGroup] = RolloutApiSink(
         config,

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +16,8 @@ from backends.errors import LachesisError
 
 log = logging.getLogger(__name__)
 
-FINISH_LIMIT = 300.0
-"""Seconds that W&B may take to send the rest at the end of a run."""
+TEARDOWN_LIMIT = 10.0
+"""Seconds that W&B may take to detach from its process."""
 
 
 class TrackingError(LachesisError, RuntimeError):
@@ -81,32 +81,7 @@ def waiting_is_said(after: float = 10.0) -> Iterator[None]:
         timer.cancel()
 
 
-def finish(run: Any, exit_code: int) -> None:
-    """Finish the run. If W&B's own process does not end, it is killed: its data is in its folder.
-
-    Raises:
-        TimeoutError: it took longer than `FINISH_LIMIT`.
-    """
-    raised: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            run.finish(exit_code=exit_code)
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=work, name="wandb-finish", daemon=True)
-    thread.start()
-    thread.join(FINISH_LIMIT)
-    if thread.is_alive():
-        _kill_service()
-        thread.join(10)
-        raise TimeoutError(f"it did not finish within {FINISH_LIMIT:g} s")
-    if raised:
-        raise raised[0]
-
-
-def _kill_service() -> None:
+def kill_service() -> None:
     """End W&B's process, which is a child of this one."""
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
@@ -115,22 +90,18 @@ def _kill_service() -> None:
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
-def is_gone(send: Callable[[], object]) -> bool:
-    """Whether W&B failed: this never ends a run, which continues without it."""
-    try:
-        send()
-        return False
-    except Exception as error:
-        say_gone(error)
-        return True
-
-
-def say_gone(error: Exception) -> None:
+def say_gone(error: BaseException) -> None:
     """Report that the run continues without W&B, and detach from its process."""
-    with suppress(Exception):  # or it prints its traceback when the interpreter ends
-        import wandb
 
-        wandb.teardown()
+    def detach() -> None:
+        with suppress(Exception):  # or it prints its traceback when the interpreter ends
+            import wandb
+
+            wandb.teardown()
+
+    thread = threading.Thread(target=detach, name="wandb-detach", daemon=True)
+    thread.start()
+    thread.join(TEARDOWN_LIMIT)
     log.warning(
         "W&B is gone (%s: %s): the run goes on without it. Its data so far is in wandb/; everything is in the "
         "run's own files",

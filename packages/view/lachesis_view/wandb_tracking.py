@@ -16,6 +16,7 @@ from lachesis.loop.rollout import Rollout
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_messages.records.groups import stored_messages
 from lachesis_view.wandb_run import TrackingError
+from lachesis_view.wandb_sender import Sender
 
 CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
 """Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""
@@ -34,19 +35,22 @@ class Tracker:
         """All rollouts that the run played; with W&B also those of earlier starts that are in its file of groups."""
         self.repaired = RepairedCalls()
         """Of the groups that `serve` has finished."""
-        self.lost = False
-        """Whether W&B failed meanwhile."""
         self._shown: Exclusion | None = None
         self._alarmed: set[str] = set()
         self._finished = Figures()
-        self._run: Any = None
+        self._sender: Sender | None = None
         self._rollouts: list[tuple[str, float | None]] = []
         self._keep = 0
 
     @property
     def on(self) -> bool:
         """Whether there is a W&B run: the only one may have failed, or ended."""
-        return self._run is not None
+        return self._sender is not None and not self._sender.gone
+
+    @property
+    def lost(self) -> bool:
+        """Whether W&B failed meanwhile."""
+        return self._sender is not None and self._sender.gone
 
     @asynccontextmanager
     async def tracking(
@@ -58,17 +62,15 @@ class Tracker:
             TrackingError: no login; says how to log in, or to do without.
         """
         run = await asyncio.to_thread(_open_run, config, project, group, job)
-        self._run, self._keep = run, config.num_rollouts_to_keep
+        self._sender, self._keep = Sender(run), config.num_rollouts_to_keep
         exit_code = 1
         try:
             yield
             exit_code = 0
         finally:
-            if self._run is not None:
-                from lachesis_view.wandb_run import finish
-
-                await asyncio.to_thread(self._send, lambda run: finish(run, exit_code))
-            self._run = None
+            await self._sender.finished(exit_code)
+            if not self._sender.gone:
+                self._sender = None
 
     def count(self, item_key: str, rollouts: Iterable[Rollout]) -> None:
         """Note which rollouts of a played group have a score."""
@@ -77,7 +79,7 @@ class Tracker:
     def add(self, group: Mapping[str, Any]) -> None:
         """Note a finished group for the next log."""
         self._finished.add(group)
-        if self._run is not None:
+        if self.on:
             for rollout in group["rollouts"]:
                 self._rollouts.append((readable(stored_messages(group, rollout)), rollout["reward"]))
             del self._rollouts[: -self._keep or None]
@@ -89,7 +91,7 @@ class Tracker:
 
     async def exclusion_metrics(self) -> dict[str, Any]:
         """Whether being left out depends on something, as of the last look (`Exclusions.latest`); W&B alerts once."""
-        if self._run is None:
+        if not self.on:
             return {}
         import wandb
 
@@ -118,7 +120,7 @@ class Tracker:
 
     def log(self, metrics: Mapping[str, Any], step: int, *, prefix: str | None = None) -> None:
         """Send the figures, if W&B is on."""
-        if self._run is None:
+        if not self.on:
             return
         import wandb
 
@@ -130,24 +132,19 @@ class Tracker:
             shown = {name if name.startswith("server/") else f"{prefix}_{name}": value for name, value in shown.items()}
         self._send(lambda run: run.log(shown, step=step))
 
-    def _send(self, send: Callable[[Any], object]) -> None:
-        from lachesis_view.wandb_run import is_gone
-
-        run = self._run
-        if is_gone(lambda: send(run)):
-            self._run, self.lost = None, True
+    def _send(self, line: Callable[[Any], object]) -> None:
+        if self._sender is not None:
+            self._sender.send(line)
 
     async def hook(self, call: Awaitable[Any]) -> None:
         """Await a hook of an environment that logs to W&B by itself. What W&B raises there ends no run either."""
         try:
             await call
         except Exception as error:
-            if not self.on or not (type(error).__module__.startswith("wandb") or isinstance(error, ConnectionError)):
+            of_wandb = type(error).__module__.startswith("wandb") or isinstance(error, ConnectionError)
+            if self._sender is None or not of_wandb:
                 raise
-            from lachesis_view.wandb_run import say_gone
-
-            say_gone(error)
-            self._run, self.lost = None, True
+            self._sender.lose(error)
 
 
 def _open_run(config: HermesAgentEnvConfig, project: str, group: str | None, job: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import sys
 import threading
@@ -18,6 +19,7 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis.runs.group_records import group_record
 from lachesis_testing.fake_server import FakeServer, ToolUser
+from lachesis_view import wandb_sender
 from lachesis_view.wandb_tracking import Tracker
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import Fussy, SortWords, fussed, lines, make, process, served, sorts, start
@@ -224,6 +226,22 @@ Lonely.cli()
 """
 
 
+STILL = """
+import lachesis_view.wandb_sender
+lachesis_view.wandb_sender.PATIENCE = 1.0
+logged = Lonely.wandb_log
+
+async def wandb_log(self, metrics=None):
+    await logged(self, {**(metrics or {}), "text": "x" * 10_000_000})  # more than a socket takes that nobody reads
+    if OWN and not self.tracker.lost:
+        import wandb
+        wandb.log({"text": "x" * 10_000_000})
+
+Lonely.wandb_log = wandb_log
+Lonely.cli()
+"""
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("killed_at", [3, 6])
 def test_a_run_outlives_the_process_of_w_and_b(tmp_path: Path, killed_at: int) -> None:
@@ -238,3 +256,57 @@ def test_a_run_outlives_the_process_of_w_and_b(tmp_path: Path, killed_at: int) -
     assert child.returncode == 0, output
     assert len(lines(tmp_path / "groups.jsonl")) == 6
     assert output.count("the run goes on without it") == 1 and "Traceback" not in output
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_run_outlives_a_process_of_w_and_b_that_stands_still(tmp_path: Path, own: bool) -> None:
+    """`own`: the environment calls W&B by itself, in the event loop."""
+    with served(sorts) as server:
+        arguments = ["process", "--openai.base_url", server.base_url, "--openai.model_name", "m", "--env.use_wandb"]
+        arguments += ["--env.data_path_to_save_groups", str(tmp_path / "groups.jsonl"), "--env.max_num_workers", "1"]
+        arguments += ["--env.total_steps", "6", "--env.group_size", "1", "--env.enabled_toolsets", "[file]"]
+        program = LONELY.replace("KILLED_AT", "2").replace("SIGKILL", "SIGSTOP").replace("Lonely.cli()", STILL)
+        child = start(
+            ["-c", program.replace("OWN", str(own)), *arguments], WANDB_MODE="offline", WANDB_DIR=str(tmp_path)
+        )
+        output = child.communicate(timeout=200)[0]
+    assert child.returncode == 0, output
+    assert len(lines(tmp_path / "groups.jsonl")) == 6
+    assert output.count("the run goes on without it") == 1 and "Traceback" not in output
+    assert "W&B is gone (TimeoutError: it has taken nothing for 1 s)" in output
+
+
+@pytest.mark.usefixtures("offline")
+async def test_lines_that_w_and_b_does_not_take_are_dropped_and_the_end_waits_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import wandb
+
+    monkeypatch.setattr(wandb_sender, "WAITING", 3)
+    monkeypatch.setattr(wandb_sender, "SAID_AFTER", 0.0)
+    goes_on, began = threading.Event(), threading.Event()
+    sender = wandb_sender.Sender(wandb.init(project="p"))
+    sender.send(lambda run: (began.set(), goes_on.wait()))
+    began.wait()
+    for step in range(6):
+        sender.send(lambda run, step=step: run.log({"number": step}, step=step))
+    ending = asyncio.create_task(sender.finished(0))
+    while "waited for up to 300 s" not in caplog.text:  # noqa: ASYNC110  # what a person sees
+        await asyncio.sleep(0.01)
+    goes_on.set()
+    await ending
+    assert [step["number"] for step in logged(tmp_path)] == ["0", "1", "2"]
+    assert sender.dropped == 3 and caplog.text.count("further ones are dropped there") == 1 and not sender.gone
+
+
+async def test_who_does_not_wait_for_the_end_of_w_and_b_need_not(caplog: pytest.LogCaptureFixture) -> None:
+    never = threading.Event()
+    sender = wandb_sender.Sender(object())
+    sender.send(lambda run: never.wait())
+    ending = asyncio.create_task(sender.finished(0))
+    await asyncio.sleep(0)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert "W&B is gone (TimeoutError: the run was ended before all was sent)" in caplog.text
+    never.set()

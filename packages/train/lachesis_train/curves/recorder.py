@@ -18,7 +18,8 @@ from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.progress import TrainingProgress
 from lachesis_train.curves.records import GroupRecord, SampleRecord, StepRecord
 from lachesis_train.curves.rollouts import RolloutFiles
-from lachesis_view.wandb_run import WandbSettings, finish, is_gone, start_run
+from lachesis_view.wandb_run import WandbSettings, start_run
+from lachesis_view.wandb_sender import Sender
 
 __all__ = ["GroupRecord", "SampleRecord", "StepRecord", "TrainingRecorder", "WandbSettings"]
 
@@ -81,7 +82,7 @@ class TrainingRecorder:
         self._repaired = RepairedCalls()
         for line in read_lines(path):
             self._count_calls(line)
-        self._run = None if wandb is None else start_run(wandb, self.run_dir)
+        self._sender = None if wandb is None else Sender(start_run(wandb, self.run_dir))
         self._progress = None if console is None else TrainingProgress(console, title, total_steps).__enter__()
 
     def step(self, record: StepRecord) -> dict[str, Any]:
@@ -99,11 +100,10 @@ class TrainingRecorder:
         self._rollouts.write(record)
         self._metrics.write(line)
         self._next = record.step + 1
-        if self._run is not None:
+        if self._sender is not None:
             # W&B keeps what it has of a step that is trained again after a resume.
-            run, shown = self._run, {name: value for name, value in line.items() if "/" in name}
-            if is_gone(lambda: run.log(shown, step=record.step)):
-                self._run = None
+            shown = {name: value for name, value in line.items() if "/" in name}
+            self._sender.send(lambda run: run.log(shown, step=record.step))
         if self._progress is not None:
             self._progress.show(line)
             if alarm:
@@ -133,10 +133,9 @@ class TrainingRecorder:
             self._progress = None
         self._metrics.close()
         self.report()
-        if self._run is not None:
-            run = self._run
-            is_gone(lambda: finish(run, 1 if failed else 0))
-            self._run = None
+        if self._sender is not None:
+            self._sender.finish(1 if failed else 0)
+            self._sender = None
 
     def __enter__(self) -> Self:
         return self
