@@ -285,7 +285,7 @@ class Ledger:
     def _plain_names_are_taken(self) -> bool:
         """Whether another run of the folder has the plain names."""
         for path in self.path.parent.glob("*.run.json"):
-            if path != self._manifest:
+            if path != self._manifest and path.is_file():
                 try:
                     if orjson.loads(path.read_bytes())["own_names"] is not True:
                         return True

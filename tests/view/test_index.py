@@ -23,12 +23,16 @@ from hypothesis import strategies as st
 
 from backends.errors import LachesisError
 from lachesis.figures.intervals import mean_over_items
+from lachesis_console.chat.recordings import recorded_rollouts
+from lachesis_messages.records.step_files import step_files
 from lachesis_testing.export_suite import example_groups
+from lachesis_view.audits import audits_below
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
 from lachesis_view.followed_files import BATCH
 from lachesis_view.index import Index, NoSuchGroup
 from lachesis_view.matrix import matrix
+from lachesis_view.single_page import write_single
 from tests.run import some
 from tests.support.small_envs import process
 from tests.support.viewed_runs import Mixed, mixed, mixed_run
@@ -264,6 +268,24 @@ def test_a_file_that_was_written_over_at_the_same_length_is_read_anew(root: Path
             file.write(lines[0].replace(key, b"x" * len(key)))
         with pytest.raises(NoSuchGroup, match="load the page again"):
             index.group("mixed", 0)  # another one is there now
+
+
+def test_what_is_no_file_keeps_nobody_waiting(root: Path) -> None:
+    """Agents leave FIFOs in folders that are downloaded below those of runs."""
+    with indexed(root) as index:
+        shown = found(index, {})
+    folder = next(root.rglob("groups.jsonl")).parent
+    for name in ("log.jsonl", "a.failed.jsonl", "a.json", "checkpoint.json", "other.run.json"):
+        os.mkfifo(folder / name)
+    (folder / "rollouts").mkdir()
+    os.mkfifo(folder / "rollouts/step_00001.jsonl")
+    with closing(Index(root, root.parent / "anew.sqlite")) as index:
+        index.refresh()
+        assert found(index, {}) == shown != []
+    assert audits_below(root)["audits"] == [] and step_files(folder / "rollouts") == []
+    assert all(each.rollout_id for each in recorded_rollouts(folder))
+    with pytest.raises(LachesisError, match="no group"):
+        write_single(folder, "", "none", None)
 
 
 def test_what_failed_is_shown_again_where_the_score_that_replaced_it_is_gone(root: Path) -> None:

@@ -19,7 +19,8 @@ SEVERITIES = ("error", "warning", "note")
 def audits_below(path: Path) -> dict[str, Any]:
     """The audits of a file, or of the .json files below a folder, the worst first, and the codes that they have."""
     found = []
-    for file in sorted(path.rglob("*.json"))[:MANY] if path.is_dir() else [path]:
+    below = sorted(filter(Path.is_file, path.rglob("*.json"))) if path.is_dir() else [path]  # a FIFO would hang it
+    for file in below[:MANY]:
         with suppress(OSError, *MISSHAPEN):
             with file.open("rb") as opened:
                 if SCHEMA not in opened.read(256) or file.stat().st_size > LARGE:

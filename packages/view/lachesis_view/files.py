@@ -33,7 +33,10 @@ _STEP = re.compile(rb'(?m)^[ \t]*\{\s*"step":\s*\d')
 
 
 def kind_of(path: Path) -> str:
-    """The contents of a file: groups, failed groups, steps of a training run; empty for anything else."""
+    """The contents of a file: groups, failed groups, steps of a training run; empty for anything else, and for what
+    keeps who opens it waiting (a FIFO), which agents leave in their folders."""
+    if not path.is_file():
+        return ""
     with path.open("rb") as file:
         head = file.read(256)
         head += b"" if _GROUP.match(head) else file.read(HEAD)
@@ -63,7 +66,7 @@ def manifest_of(path: Path) -> tuple[str, int]:
     found, planned = "{}", 0
     stem = path.name.removesuffix(".jsonl").removesuffix(".failed")
     folder = path.parent.parent if path.parent.name == ROLLOUTS else path.parent
-    for manifest in (folder / CHECKPOINT, path.with_name(f"{stem}.run.json")):
+    for manifest in filter(Path.is_file, (folder / CHECKPOINT, path.with_name(f"{stem}.run.json"))):
         with suppress(OSError, *MISSHAPEN):
             content = parsed(manifest.read_bytes())
             found = json.dumps(dict(content["settings"]))
@@ -75,7 +78,8 @@ def places_of(path: Path) -> Mapping[str, int]:
     """By key, the items of the evaluation that a file is of, counted from 0; none where its manifest says none."""
     manifest = path.with_name(f"{path.name.removesuffix('.jsonl').removesuffix('.failed')}.run.json")
     with suppress(OSError, *MISSHAPEN):
-        return _places(manifest, manifest.stat().st_mtime_ns)
+        if manifest.is_file():
+            return _places(manifest, manifest.stat().st_mtime_ns)
     return {}
 
 

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import sqlite3
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -259,6 +260,8 @@ class FollowedFiles:
                     with suppress(OSError):
                         status = os.stat(f"{folder}/{name}")  # noqa: PTH116  # pathlib takes twice as long
                         state = state_of(status)
+                        if not stat.S_ISREG(status.st_mode):  # a FIFO would keep all others waiting
+                            continue
                         if self._others.get(relative) == state:
                             continue
                         row = known.get(relative)

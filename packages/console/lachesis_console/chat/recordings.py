@@ -53,8 +53,8 @@ def recorded_rollouts(path: Path) -> Iterator[RecordedRollout]:
     Raises:
         SettingsError: there are none.
     """
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    if not any(file.is_file() for file in files):
+    files = sorted(filter(Path.is_file, path.glob("*.jsonl"))) if path.is_dir() else [path]
+    if not any(file.exists() for file in files):
         raise SettingsError(f"{path}: there is no such file; name a run's folder, or its groups.jsonl or samples.jsonl")
     for file in files:
         for record in read_lines(file, torn_tail=True):

@@ -42,7 +42,7 @@ class BatchFiles:
         """Count the lines that are there."""
         for path in self.folder.glob("batch_*_output.jsonl"):
             number = path.name.removeprefix("batch_").removesuffix("_output.jsonl")
-            if number.isdecimal():
+            if number.isdecimal() and path.is_file():
                 with JsonlWriter(path):  # moves a torn last line away
                     self.lines[int(number)] = _lines(path)[0]
         self.lines = dict(sorted(self.lines.items()))

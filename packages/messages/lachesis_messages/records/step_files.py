@@ -12,5 +12,5 @@ ROLLOUTS: Final = "rollouts"
 
 def step_files(folder: Path) -> list[tuple[int, Path]]:
     """The files of a folder with their steps, in order."""
-    found = [(path.stem.removeprefix("step_"), path) for path in folder.glob("step_*.jsonl")]
+    found = [(path.stem.removeprefix("step_"), path) for path in folder.glob("step_*.jsonl") if path.is_file()]
     return sorted((int(number), path) for number, path in found if number.isdecimal())

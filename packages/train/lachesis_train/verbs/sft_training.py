@@ -78,7 +78,7 @@ async def warm_start(
         return new_recorder(own.model_copy(update={"num_steps": last}), first, tokenizer, console)
 
     folder = settings.warm_start_dir
-    files = sorted(str(path) for path in folder.rglob("groups.jsonl"))
+    files = sorted(str(path) for path in folder.rglob("groups.jsonl") if path.is_file())
     if not files:
         raise SettingsError(
             f"training.warm_start is {settings.training.warm_start}, and {folder} has no examples: start with "

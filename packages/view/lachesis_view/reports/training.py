@@ -195,7 +195,7 @@ def _evaluations(folder: Path) -> dict[str, dict[int, Mapping[str, Any]]]:
     of several at one step those of the last."""
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
     files = [*folder.glob("step-*/metrics.json"), *folder.glob("*/step-*/metrics.json")]
-    for path in sorted(files, key=lambda path: path.stat().st_mtime_ns):
+    for path in sorted(filter(Path.is_file, files), key=lambda path: path.stat().st_mtime_ns):
         of = path.parent.parent
         if match := re.match(r"step-(\d+)", path.parent.name):
             figures = json.loads(path.read_bytes())["results"]["all"]
