@@ -1,7 +1,6 @@
 """`python -m lachesis`."""
 
-import sys
-
 from lachesis.cli import main
+from lachesis.cli.ending import end_with
 
-sys.exit(main())
+end_with(main)

@@ -11,7 +11,6 @@ Everything else has a default: `evaluate`, `config_init`, tools, sandboxes, mode
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -376,9 +375,10 @@ class HermesAgentBaseEnv(AtroposBase):
     @classmethod
     def cli(cls) -> NoReturn:
         """`serve | process | evaluate`, from the arguments of this process."""
+        from lachesis.cli.ending import end_with
         from lachesis.runs import command_line
 
-        sys.exit(command_line.main(cls))
+        end_with(lambda: command_line.main(cls))
 
     async def env_manager(self) -> Any:
         """`serve`: play groups for a trainer at Atropos' rollout API; see `lachesis.runs.commands.serve`."""

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from typing import NoReturn
 
 from backends.errors import ExitCode, LachesisError
 from backends.plugins import Registry
@@ -78,6 +79,13 @@ REGISTRY: Registry[Callable[[Sequence[str]], int]] = Registry(
     "lachesis.verbs",
     {verb: f"lachesis.cli.{verb.replace('-', '_')}:main" for verb in VERBS if verb not in PACKAGES},
 )
+
+
+def program() -> NoReturn:
+    """The program `lachesis`."""
+    from lachesis.cli.ending import end_with
+
+    end_with(main)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

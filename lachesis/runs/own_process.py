@@ -15,7 +15,9 @@ import os
 import resource
 import select
 import selectors
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +39,8 @@ SWITCH_INTERVAL = 0.001
 """Seconds that a thread may compute in Python while the event loop waits for the interpreter, at each system call."""
 LOOK_EVERY, FULL_EVERY = 1.0, 600.0
 """Seconds between two looks at the memory, and at most between two full collections."""
+AT_ONCE = 1.0
+"""Seconds within which Ctrl-C pressed again is the same one."""
 GROWTH, LEAST_GROWTH = 0.5, 512 << 20
 """The share and the bytes by which memory must grow before a full collection."""
 FILES = 1 << 16
@@ -56,14 +60,58 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
-        with rare_collections() as collections, asyncio.Runner(loop_factory=fair_loop) as runner:
-            return runner.run(_watched(main, collections))
+        with (
+            rare_collections() as collections,
+            _one_ctrl_c() as begins,
+            asyncio.Runner(loop_factory=fair_loop) as runner,
+        ):
+            return runner.run(_watched(main, collections, begins))
     finally:
         sys.setswitchinterval(interval)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def _watched(main: Coroutine[Any, Any, T], collections: RareCollections) -> T:
+@contextmanager
+def _one_ctrl_c() -> Iterator[Callable[[], None]]:
+    """Ctrl-C cancels the task that calls what this yields. Pressed again at once it is the same one; later it raises
+    KeyboardInterrupt, for a run that hangs.
+
+    asyncio would raise that at every further one, wherever the program is: in the cleanup too.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = []
+    before, pressed = signal.getsignal(signal.SIGINT), list[float]()
+
+    def begins() -> None:
+        tasks.append((asyncio.get_running_loop(), asyncio.current_task()))
+
+    def handle(*_: Any) -> None:
+        pressed.append(time.monotonic())
+        if len(pressed) > 1 and pressed[-1] - pressed[-2] <= AT_ONCE:
+            return
+        if len(pressed) > 1 or not tasks or tasks[0][1] is None or tasks[0][1].done():
+            raise KeyboardInterrupt
+        tasks[0][0].call_soon_threadsafe(tasks[0][1].cancel)
+
+    if before is not signal.default_int_handler:
+        yield begins
+        return
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield begins
+    except asyncio.CancelledError:
+        if pressed:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        if not pressed:  # or it is, until the process has ended
+            signal.signal(signal.SIGINT, before)
+
+
+async def _watched(main: Coroutine[Any, Any, T], collections: RareCollections, begins: Callable[[], None]) -> T:
+    begins()
     asyncio.get_running_loop().set_exception_handler(_say_once())
     watching = asyncio.create_task(collections.watch())
     try:

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,46 @@ def test_an_interrupted_conversation_is_kept_and_its_rollout_is_played_again(
         assert len(lines(tmp_path / "trajectory_samples.jsonl")) == 4
         assert lines(tmp_path / "failed_trajectories.jsonl") == failed, "what was interrupted is counted once"
         assert not {entry["rollout_id"] for entry in failed} & {rollout["rollout_id"] for rollout in played}
+
+
+ENDING = """
+import atexit, os, signal, sys
+from pathlib import Path
+{imports}
+
+def at_the_end():
+    for _ in range(3):
+        os.kill(os.getpid(), signal.SIGINT)  # is handled before the call returns
+    print("put away")
+
+atexit.register(at_the_end)
+{program}
+"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "program", "argument", "code"),
+    [
+        ("from tests.support.small_envs import SortWords", "SortWords.cli()", "proces", 2),
+        ("import runpy", 'runpy.run_module("lachesis", run_name="__main__")', "--help", 0),
+        ("from lachesis.cli import program", "program()", "--help", 0),
+    ],
+)
+def test_ctrl_c_pressed_once_more_interrupts_no_end(imports: str, program: str, argument: str, code: int) -> None:
+    end, output = ended(start(["-c", ENDING.format(imports=imports, program=program), argument]))
+    assert (end, "Traceback" in output, "put away" in output) == (code, False, True), output
+
+
+def test_ctrl_c_pressed_many_times_is_one_and_the_run_puts_away_what_it_has(tmp_path: Path) -> None:
+    model = Model()
+    with served(model) as server:
+        run = start(arguments(server.base_url, tmp_path))
+        for _ in range(4):
+            assert model.waiting.acquire(timeout=BOUND), run.kill() or run.communicate()
+        while run.poll() is None:
+            run.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+        code, output = ended(run)
+    assert code == 130 and output.splitlines()[-1].startswith("stopped; finished work is kept"), output
+    assert len(lines(tmp_path / "failed_trajectories.jsonl")) == 4
+    assert not {"Traceback", "KeyboardInterrupt", "destroyed", "Unclosed"}.intersection(output.split()), output
