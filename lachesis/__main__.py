@@ -1,6 +1,6 @@
 """`python -m lachesis`."""
 
 from lachesis.cli import main
-from lachesis.cli.ending import end_with
+from lachesis.runs.ending import end_with
 
 end_with(main)

@@ -375,8 +375,8 @@ class HermesAgentBaseEnv(AtroposBase):
     @classmethod
     def cli(cls) -> NoReturn:
         """`serve | process | evaluate`, from the arguments of this process."""
-        from lachesis.cli.ending import end_with
         from lachesis.runs import command_line
+        from lachesis.runs.ending import end_with
 
         end_with(lambda: command_line.main(cls))
 

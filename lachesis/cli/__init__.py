@@ -83,7 +83,7 @@ REGISTRY: Registry[Callable[[Sequence[str]], int]] = Registry(
 
 def program() -> NoReturn:
     """The program `lachesis`."""
-    from lachesis.cli.ending import end_with
+    from lachesis.runs.ending import end_with
 
     end_with(main)
 

@@ -23,7 +23,7 @@ from aiohttp import web
 from backends.errors import BackendError, SettingsError
 from lachesis_tools import BUILTIN_TOOLS, ToolFailure, ToolRegistry, ToolSession, call_tool, get_tool_definitions
 from lachesis_tools.asking import ServiceUnavailable
-from lachesis_tools.gate import waiting_of
+from lachesis_tools.tool_session import waiting_of
 from lachesis_tools.toolsets import ToolsetError, has_toolset, resolve_tools
 from lachesis_tools.vision import look_of
 from lachesis_tools.web import Corpus, Provider, WebPage, provider_of, web_tools

@@ -10,7 +10,8 @@ from typing import Any, Final, TypeVar
 
 from backends.errors import BackendError
 from backends.retry_after import retry_after
-from lachesis_tools.gate import PATIENCE, Gate, waiting
+from lachesis_tools.gate import PATIENCE, Gate
+from lachesis_tools.tool_session import waiting
 
 T = TypeVar("T")
 ATTEMPTS: Final = 3

@@ -21,11 +21,10 @@ from backends.errors import BackendError
 from backends.tasks import run_all
 from lachesis_tools.argument_schema import BadArguments, validate
 from lachesis_tools.builtin import BUILTIN_TOOLS
-from lachesis_tools.gate import waiting_of
 from lachesis_tools.json_results import as_json
 from lachesis_tools.text import cap_text, described, did_you_mean, shortened, to_json, valid_utf8
 from lachesis_tools.tool_registry import Tool, ToolCrashed, ToolFailure, ToolRegistry
-from lachesis_tools.tool_session import SessionClosed, ToolSession, ToolSessions, UnusablePath
+from lachesis_tools.tool_session import SessionClosed, ToolSession, ToolSessions, UnusablePath, waiting_of
 
 Arguments = Mapping[str, Any] | str | None
 """The arguments of a call: an object, or JSON text, possibly invalid."""

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import random
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Final
+
+from lachesis_tools.tool_session import waiting
 
 PATIENCE: Final = 300.0
 """Seconds after which one request is no longer made to wait for a service that is overloaded."""
 _FIRST_SPACE, _MOST_SPACE, _NO_SPACE = 0.1, 5.0, 0.05
 _LONGEST_DELAY: Final = 30.0
 """Of pauses that the service does not ask for."""
-
-waiting_of: contextvars.ContextVar[Callable[[], AbstractContextManager[None]]] = contextvars.ContextVar("waiting_of")
-"""Counts the time inside as waiting for the infrastructure, of the rollout that this call belongs to."""
-
-
-def waiting() -> AbstractContextManager[None]:
-    """Around what is no time of the agent's."""
-    return waiting_of.get(nullcontext)()
 
 
 class Gate:

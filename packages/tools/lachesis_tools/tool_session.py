@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import dataclasses
 import posixpath
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from backends.base import (
     Backend,
@@ -30,6 +31,14 @@ DEFAULT_TERMINAL_TIMEOUT = 120.0
 """The default time limit of a command in seconds."""
 
 State = TypeVar("State")
+Waiting: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
+waiting_of: contextvars.ContextVar[Waiting] = contextvars.ContextVar("waiting_of", default=contextlib.nullcontext)
+"""`ToolSession.waiting` of the rollout that this call belongs to."""
+
+
+def waiting() -> contextlib.AbstractContextManager[None]:
+    """Around what is no time of the agent's."""
+    return waiting_of.get()()
 
 
 class SessionClosed(LachesisError, RuntimeError):

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from lachesis.loop.context_edits import Compression, ContextEdit, CountedMessages, RolloutCompression
 from lachesis.loop.loop import PlayedRollout
-from lachesis_data.compression.context_size import ContextSize
 
 
 class Chat(Protocol):
@@ -33,7 +32,7 @@ class ChatCompression:
 class _OfRollout:
     def __init__(self, chat: Chat, own: RolloutCompression | None) -> None:
         self._chat, self._own = chat, own
-        self.size: CountedMessages = own.size if own is not None else ContextSize()
+        self.size: CountedMessages = own.size if own is not None else _Uncounted()
 
     @property
     def edits(self) -> Sequence[ContextEdit]:
@@ -53,3 +52,11 @@ class _OfRollout:
 
     def copied(self, rollout: PlayedRollout) -> RolloutCompression:
         return _OfRollout(self._chat, self._own.copied(rollout) if self._own is not None else None)
+
+
+class _Uncounted:
+    """Where nothing is compressed, nobody asks for a size."""
+
+    def add(self, entry: object) -> None: ...
+    def cut(self, length: int) -> None: ...
+    def replace(self, start: int, stop: int, *messages: object) -> None: ...

@@ -11,8 +11,8 @@ from typing import Any
 
 from backends.errors import SettingsError
 from backends.tasks import in_own_thread
-from lachesis_tools.gate import waiting
 from lachesis_tools.tool_registry import ToolFailure
+from lachesis_tools.tool_session import waiting
 from lachesis_tools.web.provider import NotRecorded, Provider, WebPage
 
 
