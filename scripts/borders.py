@@ -22,7 +22,7 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 18_900,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
-    "lachesis": 18_850,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
+    "lachesis": 18_860,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
     "lachesis_client": 2_940,  # streams
     "lachesis_compat": 5_170,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_605,  # the plays and findings of the audit, chats that lose nothing, also behind summaries

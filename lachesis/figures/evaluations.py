@@ -11,6 +11,7 @@ from lachesis.figures.item_keys import plain
 from lachesis.figures.summary import Summary
 
 MAX_CATEGORIES = 20
+FEW_ITEMS = 20
 
 Row = tuple[str, str]
 
@@ -63,7 +64,9 @@ def figure_rows(summary: Summary) -> Iterator[Row]:
         yield "invalid", invalid(summary)
     from lachesis.figures.passes import samples_needed
 
-    if (more := samples_needed(list(summary.scores.values()))) is not None:
+    # From a few items nobody can tell how many more it takes.
+    more = samples_needed(list(summary.scores.values())) if summary.items >= FEW_ITEMS else None
+    if more is not None:
         yield (
             "for ±1 point",
             f"{counted(more, 'more sample')} on new items" if more else "there are enough samples",

@@ -102,10 +102,11 @@ class Exclusion:
             "trains the wrong thing, see 'A biased selection' in docs/running.md"
         )
 
-    def rows(self) -> Iterator[tuple[str, str]]:
-        """For the table that a run ends with."""
+    def rows(self, *, evaluation: bool = False) -> Iterator[tuple[str, str]]:
+        """For the table that a run ends with. That of an evaluation counts what was left out as invalid."""
         if self.unscored:
-            yield "left out", _rates(self.unscored, self.rollouts)
+            if not evaluation:
+                yield "left out", _rates(self.unscored, self.rollouts)
             if sum(self.unscored.values()) < self.rollouts:  # otherwise no item is special
                 yield "left out most", "; ".join(str(rates) for rates in self.items[:3] if rates.unscored)
         if self.by_rule:

@@ -121,7 +121,7 @@ class RunResult:
             yield "mean reward", str(summary.reward) if summary.scored else "no rollout has a score"
             yield "items", f"{summary.items}{again}{now}"
             yield "rollouts", f"{summary.rollouts}" + (f", {left_out} left out" if left_out else "")
-        yield from summary.exclusion.rows()
+        yield from summary.exclusion.rows(evaluation=self.evaluation)
         yield "outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none"
         yield "turns", f"{summary.turns:.2f} per rollout"
         calls = round(summary.tool_calls * summary.rollouts)
@@ -152,7 +152,9 @@ class RunResult:
         for name, value in summary.metrics.items():
             yield name.replace("_", " "), f"{value:.3f}"
         waiting = f", plus {summary.seconds_waiting:.1f} s waiting for servers and sandboxes"
-        yield "time", f"{summary.seconds_own:.1f} s per rollout" + (waiting if summary.seconds_waiting >= 0.05 else "")
+        if max(summary.seconds_own, summary.seconds_waiting) >= 0.05:
+            waited = waiting if summary.seconds_waiting >= 0.05 else ""
+            yield "time", f"{summary.seconds_own:.1f} s per rollout{waited}"
         yield from summary.cost_rows()
         if self.tokens and not summary.uncounted_requests:
             rate = self.tokens / max(self.seconds, 1e-9)
@@ -247,7 +249,7 @@ class RunResult:
                 f"{counted(self.left_to_agents, 'group')} without a score: score_of_timeout or score_of_agent_fault "
                 "leaves out what their agents did"
             )
-        if self.exceptions:
+        if self.exceptions and not causes:
             yield f"{counted(self.exceptions, 'rollout')} ended in an exception of the environment; see the report"
         if not self.files.report.exists():
             yield NO_REPORT

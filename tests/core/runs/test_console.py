@@ -340,7 +340,7 @@ async def test_one_of_anything_is_said_in_the_singular(tmp_path: Path, capsys: p
             return 1.0
 
     raised, _, _ = [await process(Raises, tmp_path, sorts, total_steps=1, group_size=1) for _ in range(3)]
-    assert "1 rollout ended in an exception" in shown(raised)
+    assert "1 x environment: ValueError: a mistake" in shown(raised)
     assert "groups.jsonl: 1 group done" in (tmp_path / "console.txt").read_text()
     assert lachesis(["export", str(tmp_path / "groups.jsonl"), "--format", "trl", "--out", str(tmp_path / "trl")]) == 0
     assert "1 line from 1 rollout of 1 group: " in capsys.readouterr().out
