@@ -32,8 +32,6 @@ from lachesis_messages.records.digests import certified
 from lachesis_messages.records.entries import COMPLETED_FILE, FAILED_FILE
 from lachesis_messages.records.jsonl import JsonlWriter, read_lines, sync_folder
 
-_FLAGS = "-o; of a batch --output"
-"""Where a command says which folder is written."""
 CONTINUE = "to keep finished groups with their scores, add --env.when_code_changed continue"
 
 
@@ -145,11 +143,10 @@ class Ledger:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = path.open("a")
         except OSError as error:
-            raise RunFolderError(
-                f"{path.parent} is a file; name a folder ({_FLAGS})"
-                if path.parent.is_file()
-                else f"cannot write to {path.parent}: {error.strerror}; choose another folder ({_FLAGS})"
-            ) from error
+            place = "dir_to_save_evals" if self._settings.get("evaluation") else "path_to_save_groups"
+            flags = "--output" if self.elsewhere else f"-o or --env.data_{place}"
+            why = "it is a file" if path.parent.is_file() else error.strerror
+            raise RunFolderError(f"cannot write to {path.parent}: {why}; choose another folder ({flags})") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

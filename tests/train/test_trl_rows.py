@@ -147,7 +147,7 @@ def test_a_sample_that_was_changed_is_not_trained() -> None:
 
 
 def test_a_setting_that_does_not_exist_is_an_error_that_names_the_nearest() -> None:
-    with pytest.raises(SettingsError, match=r"unknown setting .*: env.max_agent_turn; did you mean max_agent_turns"):
+    with pytest.raises(SettingsError, match=r".*: unknown setting env.max_agent_turn; did you mean max_agent_turns"):
         environment_of(SortWords, {"max_agent_turn": 2})
     assert environment_of(SortWords, {"max_agent_turns": 2}).config.max_agent_turns == 2
 

@@ -72,7 +72,7 @@ async def test_the_toolset_without_the_setting_is_an_error_or_left_out_with_advi
     with pytest.raises(ToolsetError, match=r"'web_search' has no tools here.*--env.web"):
         make(SortWords, None, tmp_path, enabled_toolsets=["file", "web_search"]).tool_definitions()
     await process(SortWords, tmp_path, enabled_toolsets=["file", "web"])
-    assert "no tools here: web; tools of the web need a provider of pages: --env.web" in (
+    assert "no tools here: web; web tools need a provider of pages: --env.web" in (
         (tmp_path / "console.txt").read_text()
     )
 

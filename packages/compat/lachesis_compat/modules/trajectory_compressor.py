@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
+
+from lachesis.cli import main as lachesis
 
 
 def main(argv: list[str] | None = None) -> int:
     """Fit trajectories into a budget of tokens; the exit code."""
-    (lachesis,) = entry_points(group="console_scripts", name="lachesis")
-    return int(lachesis.load()(["compress", *(sys.argv[1:] if argv is None else argv)]))
+    return lachesis(["compress", *(sys.argv[1:] if argv is None else argv)])
 
 
 if __name__ == "__main__":

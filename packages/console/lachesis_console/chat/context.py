@@ -9,7 +9,7 @@ from lachesis.loop.context_edits import Compression, ContextEdit, CountedMessage
 from lachesis.loop.loop import PlayedRollout
 
 
-class Chat(Protocol):
+class CompressedChat(Protocol):
     """What the compression needs of a chat."""
 
     def play(self, rollout: PlayedRollout) -> None: ...
@@ -20,7 +20,7 @@ class Chat(Protocol):
 class ChatCompression:
     """Tells the chat of its rollout, and of each compression. `own` is that of the environment, if it has one."""
 
-    def __init__(self, chat: Chat, own: Compression | None) -> None:
+    def __init__(self, chat: CompressedChat, own: Compression | None) -> None:
         self._chat, self._own = chat, own
 
     def of_rollout(self, rollout: PlayedRollout, *, max_resamples: int) -> RolloutCompression:
@@ -30,7 +30,7 @@ class ChatCompression:
 
 
 class _OfRollout:
-    def __init__(self, chat: Chat, own: RolloutCompression | None) -> None:
+    def __init__(self, chat: CompressedChat, own: RolloutCompression | None) -> None:
         self._chat, self._own = chat, own
         self.size: CountedMessages = own.size if own is not None else _Uncounted()
 
