@@ -102,7 +102,7 @@ async def test_a_chat_goes_on_in_the_sandbox_that_all_its_calls_have_made(tmp_pa
         for start in range(4):
             before = len(server.requests)
             said = await talk(tmp_path, server, "--session", "k", typed="more\nmore\n")
-            assert ": 0 of" in said and "that the conversation has no more" in said, said
+            assert ": 0 of" in said and "that the conversation no longer has" in said, said
             assert counts(kept(tmp_path))[-2:] == [9 + 2 * start, 10 + 2 * start]
             assert "A summary that you write" not in json.dumps(kept(tmp_path))  # asked of the model alone
         assert any("A summary that you write" in json.dumps(each) for each in server.requests[before:])
@@ -126,12 +126,12 @@ async def test_a_recording_is_played_with_what_a_summary_replaced(compressed: Pa
         for source, again in ((compressed, "again"), (tmp_path / "again", "once more")):  # of what was replayed, too
             line = [environment_file(tmp_path), "--replay", str(source), "-o", f"{tmp_path}/{again}"]
             said = await talk(tmp_path, server, *line, "--session", again.split()[0], typed="")
-            assert "and 4 that the conversation has no more: 0 of 8 results differ" in said
+            assert "and 4 that the conversation no longer has: 0 of 8 results differ" in said
             [record] = records(tmp_path / again)
             assert record["scores"] == [8.0] and record["messages"] == records(compressed)[0]["messages"]
         assert not server.requests
         said = await talk(tmp_path, server, "--session", "again", "-o", f"{tmp_path}/resumed", typed="")
-    assert "and 4 that the conversation has no more: 0 of 8 results differ" in said
+    assert "and 4 that the conversation no longer has: 0 of 8 results differ" in said
     policy: Any = recorded_policy(compressed)
     turns: list[Any] = [{"role": "user", "content": "count"}]
     while (now := policy(turns, [])).tool_calls:

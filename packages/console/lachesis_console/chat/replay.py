@@ -93,7 +93,7 @@ class Replay:
             messages = self._lost.pop(at)
             turns = sum(each["role"] == "assistant" for each in messages)
             self._screen.note(
-                f"{counted(turns, 'turn')} that the conversation has no more, since a summary replaced "
+                f"{counted(turns, 'turn')} that the conversation no longer has, because a summary replaced "
                 f"{'it' if turns == 1 else 'them'} or {'it was' if turns == 1 else 'they were'} taken back:"
             )
             self._lost_turns += turns
@@ -130,7 +130,7 @@ class Replay:
         if not self.over:
             self.over = True
             more = f", {self._volatile} in times or numbers only" if self._volatile else ""
-            lost = f", and {self._lost_turns} that the conversation has no more" if self._lost_turns else ""
+            lost = f", and {self._lost_turns} that the conversation no longer has" if self._lost_turns else ""
             self._screen.note(
                 f"replayed {counted(self._turns, 'turn')}{lost}: {self._differing} of {self._results} results differ"
                 f"{more}"
