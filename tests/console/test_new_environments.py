@@ -108,8 +108,8 @@ def test_the_short_flags_are_the_settings(capsys: pytest.CaptureFixture[str]) ->
 def test_a_second_run_with_other_settings_is_answered_with_flags_that_can_be_pasted(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["new", "again"])
-    command = [verb, "again.py", "-n", "1", "-m", "reference"]
+    main(["new", "played-twice"])
+    command = [verb, "played_twice.py", "-n", "1", "-m", "reference"]
     assert main([*command, "-o", "first"]) == 0
     for found in (r"elsewhere: (-o \S+) ", r" or (--env\.\S+ \S+)$"):
         capsys.readouterr()
