@@ -12,7 +12,7 @@ from tests.support.ports import free_port
 from tests.support.stock_run_api import StockRunApi
 from tests.train.torch.trainer.conftest import RunningEngine
 
-STEPS = 14
+STEPS = 24
 HERE = Path(__file__).parent
 
 
