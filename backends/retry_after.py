@@ -1,12 +1,26 @@
-"""When a server that was asked too much wants to be asked again."""
+"""When a server that was asked too much is asked again."""
 
 from __future__ import annotations
 
 import email.utils
+import random
 import time
 from datetime import UTC
 
 _LONGEST_PAUSE, _AN_EPOCH = 86_400.0, 1e9
+_LONGEST_DELAY = 30.0
+"""Seconds, where the server asks for none."""
+
+
+def retry_delay(attempt: int, asked: float | None, first: float) -> float:
+    """Seconds before the next attempt: exponential, and at least what the server requests; jitter spreads the clients.
+
+    A server that requests too little would use up all attempts before its pause is over.
+    """
+    own = min(_LONGEST_DELAY, first * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
+    if asked is None:
+        return own
+    return max(own, asked + random.uniform(0.0, min(1.0, 0.1 * asked)))
 
 
 def retry_after(header: str | None, date: str | None = None) -> float | None:

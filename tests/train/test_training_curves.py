@@ -505,7 +505,7 @@ def test_the_report_tells_of_the_warm_start_and_of_groups_that_were_not_sent(tmp
         lines_of = "".join(json.dumps({"key": "k", "reason": reason}) + "\n" for reason in reasons)
         (tmp_path / "spool" / name / "refused.jsonl").write_text(lines_of)
     text = report_of(tmp_path, [reward_line(1, 0.2)])
-    assert "Warm start: 8 examples of the reference policy. Loss: 2.000 at step 1, 1.000 at step 2." in text
+    assert "Warm start: 2 steps on rollouts of the reference policy. Loss: 2.000 at step 1, 1.000 at step 2." in text
     assert "Groups that were not sent to the trainer: 2 same scores, 1 too old." in text
     (tmp_path / "warm-start/metrics.jsonl").write_text('{"step": 1, "tra\n{"step": 2}\n')
     (tmp_path / "spool/two/refused.jsonl").write_text('[1]\n{"rea\n{}\n')

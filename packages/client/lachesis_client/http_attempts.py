@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
 
+from backends import retry_after
 from lachesis_client.errors import BadResponse, InferenceError
 
-_FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
+_FIRST_DELAY = 0.5
 ARRAY: Final = "array"
 """The key under which `HttpAnswer.body` holds an answer that is a JSON array."""
 
@@ -44,15 +44,8 @@ def decode(raw: bytes) -> dict[str, Any] | None:
 
 
 def retry_delay(attempt: int, asked: float | None = None, first: float | None = None) -> float:
-    """Seconds before the next attempt: exponential, and at least what the server requests; jitter spreads the clients.
-
-    A server that requests too little would use up all attempts before its pause is over.
-    """
-    first = _FIRST_DELAY if first is None else first
-    own = min(_LONGEST_DELAY, first * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
-    if asked is None:
-        return own
-    return max(own, asked + random.uniform(0.0, min(1.0, 0.1 * asked)))
+    """See `backends.retry_after.retry_delay`."""
+    return retry_after.retry_delay(attempt, asked, _FIRST_DELAY if first is None else first)
 
 
 def check_answer(answer: dict[str, Any], check: Callable[[dict[str, Any]], object] | None) -> None:

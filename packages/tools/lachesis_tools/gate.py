@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from typing import Final
 
+from backends.retry_after import retry_delay
 from lachesis_tools.tool_session import waiting
 
 PATIENCE: Final = 300.0
 """Seconds after which one request is no longer made to wait for a service that is overloaded."""
 _FIRST_SPACE, _MOST_SPACE, _NO_SPACE = 0.1, 5.0, 0.05
-_LONGEST_DELAY: Final = 30.0
-"""Of pauses that the service does not ask for."""
 
 
 class Gate:
@@ -62,8 +60,6 @@ class Gate:
             self._refused_at = time.monotonic()
             self._refusals += 1
             self._space = min(_MOST_SPACE, max(_FIRST_SPACE, 2 * self._space))
-        delay = min(_LONGEST_DELAY, self._pause * 2.0 ** (self._refusals - 1)) * random.uniform(0.5, 1.0)
-        if asked is not None:  # some ask for less than they need
-            delay = max(delay, asked + random.uniform(0.0, min(1.0, 0.1 * asked)))
+        delay = retry_delay(self._refusals, asked, self._pause)
         self._opens_at = max(self._opens_at, time.monotonic() + delay)
         self._next = self._opens_at

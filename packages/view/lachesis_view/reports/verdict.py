@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.errors import LachesisError
+from backends.text import counted
 from lachesis.figures.intervals import shown
 from lachesis_messages.records.jsonl import read_lines
 
@@ -56,8 +57,10 @@ def circumstances(run_dir: Path) -> list[str]:
     """What the trainer did not see: the warm start before its first step, and groups that were not sent to it."""
     found, reasons = [], Counter[str]()
     if warm := [line for line in _lines(run_dir / "warm-start" / "metrics.jsonl") if "train/loss" in line]:
-        examples = sum(line.get("train/samples", 0) for line in warm)
-        said = f"{examples} examples of the reference policy. {_change('Loss', warm, 'train/loss')}"
+        # Not the samples of its steps: an example counts in each epoch.
+        said = (
+            f"{counted(len(warm), 'step')} on rollouts of the reference policy. {_change('Loss', warm, 'train/loss')}"
+        )
         found.append(f"Warm start: {said} See warm-start/report.html.")
     for path in (run_dir / "spool").glob("**/refused.jsonl"):
         reasons.update(str(line.get("reason"))[:100] for line in _lines(path))
