@@ -55,7 +55,7 @@ train-venv: $(READY)
 	@scripts/venv_beside.sh $(VENV) $(VENV)-train requirements/train.txt
 
 test-train: train-venv
-	LACHESIS_NEED_TORCH=1 $(VENV)-train/bin/python -m pytest --durations=10 tests/tokens/inference/test_forward_pass.py tests/train/torch
+	LACHESIS_NEED_TORCH=1 PYTHONFAULTHANDLER=1 $(VENV)-train/bin/python -m pytest --durations=10 tests/tokens/inference/test_forward_pass.py tests/train/torch
 
 test-skyrl test-tinker-sdks test-trainers: train-venv
 test-%: $(READY) force
