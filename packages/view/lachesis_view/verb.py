@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         nargs="?",
         default=Path("data"),
-        help="folder of the runs, or a JSON file of `lachesis audit` (default: data)",
+        help="folder of the runs, one of its files, or a JSON file of `lachesis audit` (default: data)",
     )
     parser.add_argument("--port", type=port_number, default=PORT, help="0 takes a free one (default: %(default)s)")
     parser.add_argument(
@@ -48,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     arguments = parser.parse_args(argv)
+    if arguments.folder.suffix == ".jsonl" and arguments.folder.is_file():
+        arguments.folder = arguments.folder.parent
+    if arguments.folder.is_file() and arguments.folder.suffix != ".json":
+        parser.error(f"{arguments.folder} is neither a folder of runs nor a JSON file of `lachesis audit`")
     return asyncio.run(_serve(arguments))
 
 

@@ -127,6 +127,9 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("trajectories stats played/groups.jsonl", 1, "error: no entries in played/groups.jsonl"),
         ("eval played", 2, "played is no Python file"),
         ("view --no-open", 2, "did you mean --open?"),
+        ("view task.py", 2, "task.py is neither a folder of runs nor a JSON file of `lachesis audit`"),
+        ("report nowhere", 2, "there is no file or folder nowhere"),
+        ("compress x.jsonl --dry-runn", 2, "did you mean --dry-run?"),
         ("chat gsm8k --as agnet", 2, "did you mean agent?"),
         ("api --host 0.0.0.0", 2, "LACHESIS_API_TOKEN"),
         *(
@@ -449,8 +452,6 @@ def test_a_machine_without_bubblewrap_gets_the_command_that_installs_it(tmp_path
 
 
 def test_a_file_that_is_no_groups_file_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lachesis(["report", str(tmp_path / "missing.jsonl")]) == 1
-    assert "cannot be read (No such file or directory)" in capsys.readouterr().err
     (tmp_path / "other.jsonl").write_text('{"conversations": []}\n')
     assert lachesis(["report", str(tmp_path / "other.jsonl")]) == 1
     assert "name a groups.jsonl of `process`" in capsys.readouterr().err

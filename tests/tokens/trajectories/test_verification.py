@@ -574,18 +574,28 @@ def test_the_command_says_ok_and_ends_with_0(tmp_path: Path, capsys: pytest.Capt
 def test_the_command_names_file_line_rollout_and_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = write(tmp_path / "good.jsonl", record())
     bad = write(tmp_path / "bad.jsonl", "\n", record(), '{"tokens": [1,\n', record(), '{"torn')
-    missing, empty = tmp_path / "missing.jsonl", write(tmp_path / "empty.jsonl")
-    assert main(["verify", *map(str, (good, bad, missing, empty))]) == 1
+    empty = write(tmp_path / "empty.jsonl")
+    assert main(["verify", *map(str, (good, bad, empty))]) == 1
     printed = capsys.readouterr().out
     assert f"{bad}, line 3: not JSON" in printed
     assert f"{bad}, line 4: rollout r: turns 0, 1 (5 tokens) trained again" in printed
     assert f"{bad}, line 5: not JSON" in printed
     assert "torn or half written" in printed
-    assert f"{missing}: the file cannot be read: No such file or directory" in printed
     assert f"{empty}: has no token ids" in printed
     assert printed.startswith(f"ok    {good}: 1 sample of 1 rollout, 0 rejected")
-    assert printed.count("WRONG") == 2, "an empty file is not wrong"
+    assert printed.count("WRONG") == 1, "an empty file is not wrong"
     assert f"none  {empty}: there is nothing to verify" in printed
+
+
+def test_what_is_no_file_of_samples_has_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = write(tmp_path / "env.py", "import re\n")
+    assert main(["verify", str(program)]) == 1
+    printed = capsys.readouterr().out
+    assert f"{program}, line 1: not JSON" in printed and "duplicated" not in printed
+    for path, said in ((tmp_path / "none.jsonl", "no file or folder"), (tmp_path, "neither groups.jsonl nor")):
+        with pytest.raises(SystemExit) as ended:
+            main(["verify", str(path)])
+        assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_nothing_to_verify_is_told_from_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

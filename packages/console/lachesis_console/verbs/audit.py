@@ -26,7 +26,7 @@ audited. Other flags are settings: --env.NAME VALUE. docs/audit.md explains the 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table and the findings; the exit code."""
-    parser = VerbParser(prog="lachesis audit", description=_DESCRIPTION, allow_abbrev=False)
+    parser = VerbParser(prog="lachesis audit", description=_DESCRIPTION)
     parser.add_argument("environment", metavar="ENV", help="env.py, SCHEME:NAME, or a name of `lachesis envs`")
     parser.add_argument("-n", "--items", type=count, default=8, metavar="N", help="items to play (default: 8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.json is not None:
         given.json.write_text(json.dumps(found.to_record(), indent=1, ensure_ascii=False) + "\n")
     if found.not_audited:
-        beside.print(f"error: {given.environment} could not be audited: {found.not_audited}", markup=False)
+        said = f"error: {given.environment} could not be audited: {found.not_audited}"
+        beside.print(said, markup=False, highlight=False, soft_wrap=True)
         return found.exit_code
     table = Table("policy", "rollouts", "mean reward", "lowest", "highest", "no score", "s", box=None, pad_edge=False)
     by_policy: dict[str, list[AuditPlay]] = defaultdict(list)

@@ -22,7 +22,7 @@ plays or never differ, and a slow set-up. Other flags are settings: --env.NAME V
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; 0 if nothing is suspicious."""
-    parser = VerbParser(prog="lachesis check", description=_DESCRIPTION, allow_abbrev=False)
+    parser = VerbParser(prog="lachesis check", description=_DESCRIPTION)
     parser.add_argument("environment", metavar="ENV", help="env.py, env.py:Class, or a name of `lachesis envs`")
     parser.add_argument("-n", type=count, default=5, metavar="N", help="items to play (default: 5)")
     parser.add_argument(
@@ -30,9 +30,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     given, flags = parser.parse_known_args(argv)
     console = Console(emoji=False)
-    Console(emoji=False, stderr=True).print(
-        f"{given.environment}: playing {counted(given.n, 'item')} with three policies", style="dim"
-    )
     from lachesis.cli.environment_classes import environment_class
     from lachesis.runs.command_line import note_misspelt_hooks, report_error
     from lachesis.runs.results import program
@@ -42,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     env_cls = environment_class(given.environment)
     if given.recorded is not None:
         env_cls = with_recordings(env_cls, given.recorded)
+    Console(emoji=False, stderr=True).print(
+        f"{given.environment}: playing {counted(given.n, 'item')} with three policies", style="dim"
+    )
     try:
         report = asyncio.run(check_environment(env_cls, flags, items=given.n))
     except Exception as error:

@@ -38,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     files = [_in_folder(path) if path.is_dir() else path for path in arguments.files]
+    for path, file in zip(arguments.files, files, strict=True):
+        if not file.exists():
+            holds = "there is no file or folder" if path == file else "neither groups.jsonl nor samples.jsonl is in"
+            parser.error(f"{holds} {path}")
     found = {str(path): verify_file(path, max_problems=max(0, arguments.problems)) for path in files}
     ok = all(totals.ok for totals in found.values())
     console = Console(emoji=False)
@@ -103,14 +107,8 @@ def _show(console: Console, found: Mapping[str, Totals]) -> None:
         if totals.without_digest:
             without = counted(totals.without_digest, "line")
             _say(console, f"{path}: {without} without a digest, as older versions wrote them: {_UNCERTIFIED}")
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for column in ("", "tokens", "share"):
-            table.add_column(column, justify="right" if column else "left", no_wrap=True)
-        for row in ROWS:
-            tokens = getattr(totals, row)
-            share = f"{tokens / totals.sampled:.2%}" if totals.sampled else "–"
-            table.add_row(row.replace("_", " "), f"{tokens:,}", share)
-        console.print(table, highlight=False)
+        if totals.sampled:
+            console.print(_table(totals), highlight=False)
         for problem in totals.problems:
             line = "" if problem.line is None else f", line {problem.line}"
             rollout = f"rollout {problem.rollout_id}: " if problem.rollout_id else ""
@@ -118,6 +116,16 @@ def _show(console: Console, found: Mapping[str, Totals]) -> None:
         hidden = totals.problem_count - len(totals.problems)
         if hidden:
             _say(console, f"{path}: {counted(hidden, 'problem')} more (--problems N shows more)")
+
+
+def _table(totals: Totals) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("", "tokens", "share"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for row in ROWS:
+        tokens = getattr(totals, row)
+        table.add_row(row.replace("_", " "), f"{tokens:,}", f"{tokens / totals.sampled:.2%}")
+    return table
 
 
 def _say(console: Console, text: str, style: str | None = None) -> None:

@@ -25,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     one.add_argument("--rollout", metavar="ID", help="only this rollout, by the beginning of its id")
     one.add_argument("--group", metavar="KEY", help="only the group of this item, by its key")
     arguments = parser.parse_args(argv)
+    if not arguments.groups.exists():
+        parser.error(f"there is no file or folder {arguments.groups}")
     if arguments.rollout or arguments.group:
         from lachesis_view.single_page import write_single
 
