@@ -25,8 +25,8 @@ lachesis chat gsm8k --replay results#4f2a --at 2 -m MODEL     a recorded rollout
 lachesis check env.py
 lachesis check terminal -n 3""",
     "compress": """
-lachesis compress data/run --target_max_tokens 16000 --tokenizer Qwen/Qwen3-8B
-lachesis compress trajectories.jsonl --dry_run
+lachesis compress data/run --target-max-tokens 16000 --tokenizer Qwen/Qwen3-8B
+lachesis compress trajectories.jsonl --dry-run
 lachesis compress trajectories.jsonl --extractive             without a model""",
     "demo": """
 lachesis demo

@@ -101,7 +101,6 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
         description=_DESCRIPTION[verb],
         epilog=_EPILOG.format(verb=verb),
         argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
     )
     flags: dict[str, str] = {}
 

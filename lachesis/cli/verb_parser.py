@@ -14,12 +14,19 @@ class VerbParser(argparse.ArgumentParser):
 
     Args:
         description: a docstring; a first "`lachesis VERB ...`: " is left out, since the usage says it.
+        allow_abbrev: off, since a flag can be written in two ways.
         usage: default: the arguments without a flag and the flags that are required, then "[options]".
     """
 
     def __init__(self, *, description: str | None = None, usage: str | None = None, **kwargs: Any):
         kwargs.setdefault("formatter_class", OnceFormatter)
+        kwargs.setdefault("allow_abbrev", False)
         super().__init__(description=_without_title(description or ""), usage=usage, **kwargs)
+
+    def add_argument(self, *names: Any, **kwargs: Any) -> argparse.Action:
+        """The same argument; a flag with "_" may be written with "-" too, as help shows it."""
+        dashes = [(name if name[:2] != "--" else name.replace("_", "-"), name) for name in names]
+        return super().add_argument(*dict.fromkeys(name for pair in dashes for name in pair), **kwargs)
 
     def format_usage(self) -> str:
         return f"usage: {self.usage % {'prog': self.prog} if self.usage else f'{self.prog} {self._synopsis()}'}\n"

@@ -422,7 +422,7 @@ def test_discarded_samples_are_kept_later_without_being_played_again(
         arguments = flags(source, tmp_path, server.base_url)
         assert batch(arguments) == 0
         said = capsys.readouterr()
-        assert "note: a sample without any reasoning is discarded; --keep_without_reasoning keeps" in said.err
+        assert "note: a sample without any reasoning is discarded; --keep-without-reasoning keeps" in said.err
         assert "10 finished samples are discarded" in " ".join(said.out.split())
         of_both = sorted(keys(folder) + keys(folder, "discarded"))
         discards = (folder / "groups.discarded.jsonl").read_bytes()
@@ -459,7 +459,7 @@ def test_a_file_and_a_model_are_enough(
         assert "so this run writes to data/some.prompts-2" in capsys.readouterr().err
         assert batch([*least, "--max_turns", "3"]) == 0
         assert len(server.requests) == 6
-        with pytest.raises(OtherSettings, match=r"write elsewhere: --run_name some\.prompts-3"):
+        with pytest.raises(OtherSettings, match=r"write elsewhere: --run-name some\.prompts-3"):
             batch([*least, "--run_name", "some.prompts", "--max_turns", "4"])
         with pytest.raises(SettingsError, match="named twice"):
             batch([*least, "--dataset-file", "other.jsonl"])
@@ -475,7 +475,7 @@ def test_no_run_name_leaves_the_folder_of_the_data(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         batch(flags(write_rows(tmp_path / "rows.jsonl", ROWS), tmp_path / "data", "http://127.0.0.1:9", run=name))
-    assert f"--run_name {name!r} " in capsys.readouterr().err
+    assert f"--run-name {name!r} " in capsys.readouterr().err
 
 
 def test_edited_code_of_an_environment_is_refused_until_it_is_continued(
@@ -633,7 +633,7 @@ def test_caps_end_a_run_that_a_later_start_continues(tmp_path: Path, capsys: pyt
     with served(thinks) as server:
         more = ["--concurrency", "2", "--max_total_tokens", "30"]
         assert batch(flags(source, tmp_path, server.base_url, *more)) == 0
-        assert "--max_total_tokens 30 is reached" in capsys.readouterr().out
+        assert "--max-total-tokens 30 is reached" in capsys.readouterr().out
         assert 6 <= len(server.requests) < 12
         more = ["--concurrency", "2", "--max_cost", "0.00006", "--prices", "0,1"]
         assert batch(flags(source, tmp_path, server.base_url, *more)) == 0

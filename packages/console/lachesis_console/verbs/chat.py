@@ -42,7 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="lachesis chat",
         usage="lachesis chat [ENV] [options]",
         description=_DESCRIPTION,
-        allow_abbrev=False,
         epilog="Every other setting has its own flag, --env.NAME VALUE or --openai.NAME VALUE.",
     )
     number = partial(count, least=0)

@@ -221,7 +221,7 @@ def _dataset_rows(source: str, split: str) -> Iterator[Mapping[str, Any]]:
     except Exception as error:  # the library raises whatever its transport raises
         raise DatasetError(
             f"cannot load the dataset {source!r}: {error}; name a .jsonl, .csv or .parquet file, or a dataset of the "
-            "hub (NAME or NAME:CONFIG, and --dataset_split)"
+            "hub (NAME or NAME:CONFIG, and --dataset-split)"
         ) from error
 
 

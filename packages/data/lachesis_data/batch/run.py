@@ -128,9 +128,9 @@ class BatchResult:
             causes = self.sink.figures.causes
             yield from causes.lines()
             again = (
-                "--retry_failed plays them again"
+                "--retry-failed plays them again"
                 if causes.may_pass or not causes
-                else f"{REPEATS} (with --retry_failed)"
+                else f"{REPEATS} (with --retry-failed)"
             )
             yield f"{counted(self.totals.failed.groups, 'sample')} failed, see {failures}; {again}"
         if discarded := self.totals.discarded:
@@ -209,7 +209,7 @@ async def run_batch(env: HermesAgentBaseEnv, settings: BatchSettings) -> BatchRe
             code=code,
             takes_old_code=takes_old_code,
         )
-        sink.ledger.elsewhere = f"--run_name {unused(folder).name}"
+        sink.ledger.elsewhere = f"--run-name {unused(folder).name}"
         pipeline = Pipeline(
             title=settings.run_name,
             next_item=work.next_item,
@@ -233,7 +233,7 @@ def _check(env: HermesAgentBaseEnv, settings: BatchSettings) -> None:
     if (missing := env.agent_tools.missing()) and not settings.allow_missing_toolsets:
         raise SettingsError(
             f"toolsets that have no tools here: {', '.join(missing)}; choose another --distribution "
-            "(--list_distributions), or leave them out with --allow-missing-toolsets"
+            "(--list-distributions), or leave them out with --allow-missing-toolsets"
         )
 
 

@@ -47,7 +47,7 @@ CHECKPOINT_EVERY = 60.0
 NO_ROW = -1
 """The `prompt_index` of a sample whose row is not in the input any more."""
 RETRY_PAUSE = 1.0
-PROMOTES = "--keep_without_reasoning keeps such samples, and without playing also those that were discarded before"
+PROMOTES = "--keep-without-reasoning keeps such samples, and without playing also those that were discarded before"
 
 
 class BatchWork(ItemKeys):

@@ -26,13 +26,13 @@ class Caps:
     def reached(self, totals: BatchTotals, started: float) -> str:
         """Why the run must end; empty if it need not."""
         if self.seconds is not None and time.monotonic() - started >= self.seconds:
-            return f"--max_seconds {self.seconds:g} is reached; start again to continue"
+            return f"--max-seconds {self.seconds:g} is reached; start again to continue"
         if (self.tokens is not None or self.cost is not None) and totals.all.counts["uncounted_requests"]:
-            return "the server reports no token counts, so --max_total_tokens and --max_cost cannot be enforced"
+            return "the server reports no token counts, so --max-total-tokens and --max-cost cannot be enforced"
         if self.tokens is not None and totals.all.sampled >= self.tokens:
-            return f"--max_total_tokens {self.tokens} is reached; start again with more to continue"
+            return f"--max-total-tokens {self.tokens} is reached; start again with more to continue"
         if self.cost is not None and (cost := self.cost_of(totals) or 0.0) >= self.cost:
-            return f"--max_cost {self.cost:g} is reached ({cost:.4f}); start again with more to continue"
+            return f"--max-cost {self.cost:g} is reached ({cost:.4f}); start again with more to continue"
         return ""
 
     def cost_of(self, totals: BatchTotals) -> float | None:

@@ -1,8 +1,8 @@
 """`lachesis batch`: play a file of prompts into ShareGPT files; a second start continues where the first one stopped.
 
-The flags are those of `batch_runner.py`, and more; each may be written with dashes too. Settings of environments and
-model servers have their own names: [--config FILE] [--env.NAME VALUE ...] [--openai.NAME VALUE ...], which
-`lachesis process ENV --help-all` lists.
+The flags are those of `batch_runner.py`, with "-" or "_", and more. Settings of environments and model servers have
+their own names: [--config FILE] [--env.NAME VALUE ...] [--openai.NAME VALUE ...], which `lachesis process ENV
+--help-all` lists.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ SAME_NAMES = (
 )
 """Flags that are fields of `BatchSettings`."""
 INSTEAD = {
-    "env.total_steps": "--max_samples",
+    "env.total_steps": "--max-samples",
     "env.group_size": "--samples",
     "env.max_num_workers": "--concurrency",
     "env.max_num_workers_per_node": "--concurrency",
-    "env.data_path_to_save_groups": "--run_name and --output",
+    "env.data_path_to_save_groups": "--run-name and --output",
 }
 """Settings of `process` that have another name here."""
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["merge"]:
         return _merge(arguments[1:])
     if arguments and not arguments[0].startswith("-"):
-        arguments[0] = f"--dataset_file={arguments[0]}"
+        arguments[0] = f"--dataset-file={arguments[0]}"
     if sum(text.partition("=")[0].replace("-", "_") == "__dataset_file" for text in arguments) > 1:
         raise SettingsError("the file of prompts is named twice; keep one of them")
     parser = _parser()
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.run_name is None:
         given.run_name = _run_name(given.dataset_file or given.env)
     if problem := name_problem(given.run_name):
-        parser.error(f"--run_name {given.run_name!r} {problem}; --output chooses another folder than data")
+        parser.error(f"--run-name {given.run_name!r} {problem}; --output chooses another folder than data")
     if given.verbose:
         logging.basicConfig(level=logging.INFO)
     if given.ray is not None or given.shards is not None:
@@ -100,15 +100,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = VerbParser(
         prog="lachesis batch",
         description=__doc__,
-        allow_abbrev=False,
-        usage="%(prog)s FILE --model NAME [--base_url URL] [options]",
+        usage="%(prog)s FILE --model NAME [--base-url URL] [options]",
     )
 
     def add(name: str, help_text: str, *others: str, **kwargs: Any) -> None:
         long = [f"--{each}" for each in (name, *others) if not each.startswith("-")]
         short = [each for each in others if each.startswith("-")]
-        flags = dict.fromkeys([*short, *(flag for each in long for flag in (each, f"--{each[2:].replace('_', '-')}"))])
-        parser.add_argument(*flags, dest=name, help=help_text, **kwargs)
+        parser.add_argument(*short, *long, dest=name, help=help_text, **kwargs)
 
     def number(name: str, help_text: str, *others: str, default: int | None = None) -> None:
         add(name, help_text, *others, type=count, default=default, metavar="N")
@@ -137,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     add("ephemeral_system_prompt", "appended to requests' system message; in no trajectory", metavar="TEXT")
     add("prefill_messages_file", "JSON list of messages that requests begin with; in no trajectory", metavar="FILE")
     add("reasoning_effort", ", ".join(REASONING_EFFORTS), choices=REASONING_EFFORTS)
-    switch("reasoning_disabled", "the same as --reasoning_effort none")
+    switch("reasoning_disabled", "the same as --reasoning-effort none")
     for name in ("providers_allowed", "providers_ignored", "providers_order"):
         add(name, "OpenRouter's providers, separated by commas", metavar="A,B")
     add("provider_sort", "OpenRouter's order of providers", choices=("price", "throughput", "latency"))
@@ -174,9 +172,9 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     base = None if given.env is None else environment_class(given.env)
     names = [text.partition("=")[0] for text in rest]
     if base is None and given.model is None and not {"--openai.model_name", "--config"} & {*names}:
-        raise SettingsError("name the model: --model NAME --base_url URL, or --model embedded for the small model here")
+        raise SettingsError("name the model: --model NAME --base-url URL, or --model embedded for the small model here")
     if given.dataset_file is None and given.max_samples is None:
-        raise SettingsError("--env without --dataset_file plays the environment's own items: set --max_samples")
+        raise SettingsError("--env without --dataset-file plays the environment's own items: set --max-samples")
     env_cls = over_rows(base, seed=given.seed)
     _, arguments = read_settings(
         env_cls, ["process", *rest, *_as_flags(given, base is None, names)], prog="lachesis batch"
@@ -184,7 +182,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     config, servers = arguments["config"], arguments["server_configs"]
     prices = prices_of(servers)
     if given.max_cost is not None and prices is None:
-        raise SettingsError("--max_cost needs the prices of a million tokens: --prices IN,OUT")
+        raise SettingsError("--max-cost needs the prices of a million tokens: --prices IN,OUT")
     announce(given.run_name, "batch", servers, Console(emoji=False, stderr=True))
     note_misspelt_hooks(env_cls, Console(emoji=False, stderr=True))
     if given.prefill_messages_file is not None:
@@ -239,7 +237,7 @@ def _extra_body(given: argparse.Namespace, base_url: str) -> dict[str, Any]:
         provider["sort"] = given.provider_sort
     if provider and not router:
         raise SettingsError(
-            f"--providers_* and --provider_sort are fields of OpenRouter; the server is {base_url or 'another one'}: "
+            f"--providers-* and --provider-sort are fields of OpenRouter; the server is {base_url or 'another one'}: "
             "leave them out, or name its fields with --openai.extra_body"
         )
     body: dict[str, Any] = {"provider": provider} if provider else {}
@@ -255,9 +253,9 @@ def _prefill(path: str) -> list[Mapping[str, Any]]:
     try:
         messages = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SettingsError(f"--prefill_messages_file {path}: cannot be read as JSON ({error})") from error
+        raise SettingsError(f"--prefill-messages-file {path}: cannot be read as JSON ({error})") from error
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise SettingsError(f"--prefill_messages_file {path}: expected a list of messages")
+        raise SettingsError(f"--prefill-messages-file {path}: expected a list of messages")
     return messages
 
 

@@ -307,7 +307,7 @@ def _why_over(settings: CompressionFileSettings, totals: CompressionTotals) -> s
         )
     first = [f"first_{role}" for role in ("system", "human", "gpt", "tool") if getattr(turns, f"first_{role}")]
     protecting = ", ".join([f"last_n_turns {turns.last_n_turns}", *first])
-    return f"{'; '.join(said)}. Raise --target_max_tokens, or protect less (protected_turns in --config: {protecting})"
+    return f"{'; '.join(said)}. Raise --target-max-tokens, or protect less (protected_turns in --config: {protecting})"
 
 
 def _table(settings: CompressionFileSettings, totals: CompressionTotals, *, dry_run: bool) -> Table:
@@ -341,13 +341,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--output", type=Path, metavar="PATH", help="file or folder (default: the input's name with output_suffix)")
     add("--config", type=Path, metavar="FILE", help=f"YAML with the settings (default: {DEFAULT_CONFIG}, if it exists)")
     help_text = "longest entry, whatever the settings say"
-    add("--target_max_tokens", "--target-max-tokens", type=int, metavar="N", help=help_text)
+    add("--target_max_tokens", type=int, metavar="N", help=help_text)
     help_text = "folder, GGUF file, name of the hub, or embedded: the model that is trained"
     add("--tokenizer", metavar="NAME", help=help_text)
     help_text = "compress this share of the entries and leave the others out (default: 100)"
-    add("--sample_percent", "--sample-percent", type=_percent, default=100.0, metavar="P", help=help_text)
+    add("--sample_percent", type=_percent, default=100.0, metavar="P", help=help_text)
     add("--seed", type=int, default=42, metavar="N", help="seed of that choice (default: %(default)s)")
-    add("--dry_run", "--dry-run", action="store_true", help="only count, and say what would be compressed")
+    add("--dry_run", action="store_true", help="only count, and say what would be compressed")
     add("--extractive", action="store_true", help="make summaries of the beginnings of turns, without a model")
     return parser
 

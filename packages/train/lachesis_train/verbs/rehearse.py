@@ -129,7 +129,6 @@ def rehearsal_parser() -> argparse.ArgumentParser:
     parser = VerbParser(
         prog="lachesis train --rehearse",
         description=__doc__,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--rehearse", action="store_true", help="play the run in virtual time, and start nothing")

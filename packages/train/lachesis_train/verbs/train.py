@@ -360,7 +360,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = VerbParser(
         prog="lachesis train",
         description=__doc__,
-        allow_abbrev=False,
         epilog="Settings are flags too: --training.NAME VALUE and --sft.NAME VALUE (`lachesis train --sft FILE --help` "
         "lists them), --env.NAME VALUE and --openai.NAME VALUE (`lachesis serve ENV --help-all`).",
     )
