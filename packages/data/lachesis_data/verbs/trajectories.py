@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verb = verbs.add_parser(name, help=help_text, description=help_text)
         verb.set_defaults(run=run)
         several = {} if name == "show" else {"nargs": "+"}
-        verb.add_argument("files", type=_file, metavar="FILE", help="JSON Lines or .parquet", **several)  # type: ignore[arg-type]
+        verb.add_argument("files", type=_file, metavar="FILE", help="JSON Lines or .parquet", **several)
         return verb
 
     stats = add("stats", _stats, "counts of turns, tools, reasoning and rewards")
