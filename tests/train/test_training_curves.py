@@ -186,7 +186,9 @@ def test_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
         recorder.step(step(3, []))
         with pytest.raises(ValueError, match="step 3 has been recorded; the next one is 4"):
             recorder.step(step(3, []))
-    assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2, 3]
+        recorder.step(step(4, []))
+    assert [(line["step"], "resumed" in line) for line in lines(tmp_path)] == [(at, at == 3) for at in range(5)]
+    assert "Resumed before step 3." in (tmp_path / "report.html").read_text()
 
 
 def test_the_steps_that_were_recorded_survive_kill_9(tmp_path: Path) -> None:

@@ -80,7 +80,9 @@ class TrainingRecorder:
             log.info("%s: %d steps after the checkpoint are trained again", path, self.rewound)
         self._rollouts.rewind(first_step)
         self._repaired = RepairedCalls()
+        self._resumed = False
         for line in read_lines(path):
+            self._resumed = True
             self._count_calls(line)
         self._sender = None if wandb is None else Sender(start_run(wandb, self.run_dir))
         self._progress = None if console is None else TrainingProgress(console, title, total_steps).__enter__()
@@ -94,6 +96,8 @@ class TrainingRecorder:
         if record.step < self._next:
             raise ValueError(f"step {record.step} has been recorded; the next one is {self._next}")
         line = {"step": record.step, "timestamp": time.time(), **step_metrics(record)}
+        if self._resumed:  # the report names the first step of each further start
+            line["resumed"], self._resumed = True, False
         alarm = self._count_calls(line)
         if self._repaired.parsed:
             line["train/repaired_calls_alarm"] = int(bool(self._repaired.alarm))

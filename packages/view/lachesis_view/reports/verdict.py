@@ -53,8 +53,8 @@ def _mean(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float, 
     return mean, mean - below / len(lines), mean + above / len(lines)
 
 
-def circumstances(run_dir: Path) -> list[str]:
-    """What the trainer did not see: the warm start before its first step, and groups that were not sent to it."""
+def circumstances(run_dir: Path, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What curves do not show: a warm start, where the run was resumed, groups that were not sent to the trainer."""
     found, reasons = [], Counter[str]()
     if warm := [line for line in _lines(run_dir / "warm-start" / "metrics.jsonl") if "train/loss" in line]:
         # Not the samples of its steps: an example counts in each epoch.
@@ -62,6 +62,8 @@ def circumstances(run_dir: Path) -> list[str]:
             f"{counted(len(warm), 'step')} on rollouts of the reference policy. {_change('Loss', warm, 'train/loss')}"
         )
         found.append(f"Warm start: {said} See warm-start/report.html.")
+    if resumed := [str(line["step"]) for line in lines if line.get("resumed")]:
+        found.append(f"Resumed before step{'s' * (len(resumed) > 1)} {', '.join(resumed)}.")
     for path in (run_dir / "spool").glob("**/refused.jsonl"):
         reasons.update(str(line.get("reason"))[:100] for line in _lines(path))
     if reasons:
