@@ -18,6 +18,7 @@ from lachesis_testing.export_suite import example_groups
 from lachesis_view import app as viewer
 from lachesis_view.group_page import diff_context, partings
 from lachesis_view.index import Index
+from lachesis_view.single_page import group_of_one
 from tests.support.viewed_runs import played_shelves
 
 
@@ -36,6 +37,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).mkdir()
         (root / name / "groups.jsonl").write_text(json.dumps(each) + "\n")
     (root / "later" / "groups.run.json").write_text(json.dumps(settings))
+    (root / "measured").mkdir()
+    samples = ({**group_of_one(group, n), "item_key": f"a-1{f'+{n}' * bool(n)}"} for n in range(2))
+    (root / "measured" / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in samples))
+    (root / "measured" / "samples.run.json").write_text(json.dumps({**settings, "items": ["a"]}))
     return root
 
 
@@ -66,6 +71,8 @@ async def test_the_same_item_of_two_runs_is_compared_and_the_settings_that_diffe
     status, html = await pages("diff", a="a run/0/0", b="a run/0/1")
     assert status == 200 and "they differ from turn 1 on" in html and "Rollouts diverge at token" in html
     assert "<h1>Rollout 0 and rollout 1 of a run, group 0</h1>" in html
+    status, html = await pages("diff", a="measured/0/0", b="measured/1/0")
+    assert status == 200 and "<h1>Sample 0 and sample 1 of measured, item 0</h1>" in html
     status, html = await pages("diff", a="a run/0/0", b="other/0/1")
     assert "Rollouts diverge at token" not in html, "ids of another tokenizer say nothing"
 
@@ -152,6 +159,17 @@ def test_trainers_keep_no_items_so_that_none_is_the_same_or_another() -> None:
     del group["item"], other["item"]
     assert diff_context((group, 0), (other, 0))["same_item"] is None
     assert diff_context((group, 0), (group, 1))["same_item"] is True
+
+
+def test_rollouts_of_two_runs_have_the_colours_of_their_rewards_and_no_advantage() -> None:
+    better, worse = (
+        {**group, "rollouts": [{**group["rollouts"][0], "reward": reward}]}
+        for group, reward in zip(example_groups()[:1] * 2, (0.75, 0.5), strict=True)
+    )
+    columns = diff_context((worse, 0), (better, 0))["columns"]
+    assert [(each["sign"], each["advantage"]) for each in columns] == [("bad", None), ("good", None)]
+    columns = diff_context((worse, 0), ({**worse}, 0))["columns"]
+    assert [each["sign"] for each in columns] == ["", ""]
 
 
 def test_every_pair_of_rollouts_has_a_page_and_itself_is_the_same() -> None:

@@ -86,6 +86,8 @@ async def test_tokens_show_what_was_sampled_and_say_all_about_each(folder: Path)
         await page.open(f"{url.format('rollout')}/{other}#tokens")
         await page.until("document.querySelectorAll('.sampled .t').length > 0")
         shown = await page.eval("[...document.querySelectorAll('.sampled')].map(each => each.innerText).join('|')")
+        look = "getComputedStyle(document.querySelector('.sampled .t')).fontVariantLigatures"
+        assert await page.eval(look) == "none", "<| has two signs"
         assert "Let me look first." in shown and "<tool_call>" in shown and "\\u{202e}" in shown
         assert "🙂" in await page.eval("document.querySelector('ruby rt').textContent")
         background = "getComputedStyle(document.querySelector('.sampled .m1')).backgroundColor"

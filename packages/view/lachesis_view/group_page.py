@@ -75,6 +75,10 @@ def diff_context(
     facts = [
         {**_facts(*pair), "model": side[0].get("model")} for side, *pair in zip((a, b), rollouts, gains, strict=True)
     ]
+    rewards = [rollout["reward"] for rollout in rollouts]
+    if a[0] is not b[0] and None not in rewards:  # no advantage has a sign
+        for of, gain in zip(facts, (rewards[0] - rewards[1], rewards[1] - rewards[0]), strict=True):
+            of["sign"] = _sign(gain)
     samples = {at: each for at, (group, n) in enumerate((a, b)) for each in _last_samples(group, [n]).values()}
     return {
         "columns": [{"n": at, "is": "", **of} for at, of in enumerate(facts)],
@@ -124,9 +128,13 @@ def _facts(rollout: Mapping[str, Any], gain: float | None) -> dict[str, Any]:
     return {
         **{name: rollout.get(name) for name in names},
         "advantage": gain,
-        "sign": "good" if (gain or 0) > 0 else "bad" if (gain or 0) < 0 else "",
+        "sign": _sign(gain),
         "failed": len(rollout.get("tool_errors") or ()),
     }
+
+
+def _sign(gain: float | None) -> str:
+    return "good" if (gain or 0) > 0 else "bad" if (gain or 0) < 0 else ""
 
 
 def _side_by_side(sides: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
