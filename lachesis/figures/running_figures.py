@@ -14,6 +14,7 @@ from lachesis.figures.figures import Figures
 from lachesis.figures.intervals import mean_over_items
 from lachesis.figures.rollout_records import counted_record
 from lachesis.figures.tool_failures import VARYING
+from lachesis.loop.outcome import listed
 from lachesis.loop.rollout import Rollout
 from lachesis.settings.setting_facts import with_settings
 
@@ -143,7 +144,7 @@ class RunningFigures:
         if self.scores:
             of = f" (the latest {self.window} items)" if found.forgot else ""
             yield "mean", "no rollout has a score" if math.isnan(self._mean.mean) else f"{self._mean}{of}"
-        yield "outcomes", ", ".join(f"{name} {count}" for name, count in found.outcomes.most_common())
+        yield "outcomes", listed(found.outcomes.most_common())
         if unscored := [(kind, count) for kind, count in found.unscored.most_common() if self._asks_for(kind)]:
             of = f"{sum(count for _, count in unscored)} of {found.outcomes.total()}"
             yield "no score", f"{of}: {', '.join(f'{kind} {count}' for kind, count in unscored)}"

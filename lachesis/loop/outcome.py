@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 
@@ -34,6 +35,12 @@ class Outcome(StrEnum):
 
 OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)
 """How a rollout ends whose next completion has too little room."""
+
+
+def listed(counts: Iterable[tuple[str, int]]) -> str:
+    """How often rollouts ended in each way, for people to read: a context is only one of the limits of tokens."""
+    shown = {Outcome.CONTEXT_EXHAUSTED.value: "out of tokens"}
+    return ", ".join(f"{shown.get(name, name)} {count}" for name, count in counts)
 
 
 class RolloutEnded(Exception):

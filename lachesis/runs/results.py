@@ -23,7 +23,7 @@ from lachesis.figures.item_keys import different
 from lachesis.figures.repaired_calls import NAME
 from lachesis.figures.running_figures import RunningFigures
 from lachesis.figures.summary import Summary
-from lachesis.loop.outcome import Outcome
+from lachesis.loop.outcome import Outcome, listed
 from lachesis.runs.failures import REPEATS
 from lachesis.runs.reports import NO_REPORT
 from lachesis_messages.records.entries import COMPLETED_FILE, FAILED_FILE
@@ -122,7 +122,7 @@ class RunResult:
             yield "items", f"{summary.items}{again}{now}"
             yield "rollouts", f"{summary.rollouts}" + (f", {left_out} left out" if left_out else "")
         yield from summary.exclusion.rows(evaluation=self.evaluation)
-        yield "outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none"
+        yield "outcomes", listed(summary.outcomes.items()) or "none"
         yield "turns", f"{summary.turns:.2f} per rollout"
         calls = round(summary.tool_calls * summary.rollouts)
         failed = f"; {summary.failed_calls} of {calls} failed" if summary.failed_calls else ""

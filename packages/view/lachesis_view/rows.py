@@ -70,7 +70,7 @@ def _why(group: Mapping[str, Any], rollout: Mapping[str, Any], cause: str) -> It
     reward, outcome = rollout["reward"], as_name(rollout["outcome"])
     if cause == DECLINED or (reward is not None and reward >= PASS):
         return
-    said = (cause or outcome).replace("_", " ")
+    said = (cause or outcome.replace("context_exhausted", "out of tokens")).replace("_", " ")
     if reward is None:
         yield f"no score: {said}"
         return

@@ -18,6 +18,7 @@ from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.figures.item_keys import item_digest, or_none
 from lachesis.figures.repaired_calls import NAME as REPAIRED_CALLS
 from lachesis.figures.running_figures import RunningFigures
+from lachesis.loop.outcome import listed
 from lachesis.runs.commands import about_content
 from lachesis.runs.failures import REPEATS, FailureBrake
 from lachesis.runs.group_player import play_item, settled_group
@@ -89,7 +90,7 @@ class BatchResult:
         )
         yield "completed", f"{totals.kept.counts['completed']} of {totals.kept.groups}"
         if totals.failed.outcomes:
-            yield "failures", ", ".join(f"{name} {count}" for name, count in totals.failed.outcomes.most_common())
+            yield "failures", listed(totals.failed.outcomes.most_common())
         if totals.kept.mean_reward is not None:
             yield "mean reward", f"{totals.kept.mean_reward:.3f}"
         yield "tool calls", f"{tools.calls.total()}, {tools.failed.total()} failed"
