@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from backends import BackendError
 from backends.errors import ExitCode, LachesisError, SettingsError
 from lachesis.loop.outcome import Outcome
-from lachesis.loop.result import AgentResult, TokenCount
+from lachesis.loop.result import AgentResult, Cost, TokenCount
 from lachesis.rewards.reward import Reward, finite_number
 from lachesis.tool_context.context_calls import RewardCall
 from lachesis.tool_context.tool_context import ToolContext
@@ -24,6 +24,7 @@ from lachesis_client.errors import PromptError
 
 if TYPE_CHECKING:
     from lachesis.rewards.doubt import Doubt
+    from lachesis_messages.history import MessageHistory
     from lachesis_messages.records.tree_places import TreePlace
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,15 @@ async def holding_sandboxes() -> AsyncIterator[None]:
     finally:
         held_sandboxes.reset(token)
         await asyncio.gather(*(sandbox.release() for sandbox in held))
+
+
+@dataclass(frozen=True, slots=True)
+class BranchedOff:
+    """What the rollout was that another one branched off, at that time."""
+
+    history: MessageHistory
+    inherited: Cost | None
+    """What it had inherited itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +136,8 @@ class Rollout:
     """The sandbox, still leased, where a reward of the whole group is to come."""
     tree: TreePlace | None = None
     """In a group of trees."""
+    branched_off: BranchedOff | None = field(default=None, repr=False, compare=False)
+    """Where it branched off another rollout, which has the turns before."""
 
     @property
     def may_pass(self) -> bool:

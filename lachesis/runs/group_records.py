@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -44,6 +45,10 @@ def group_record(
 
     `of_unscored`: with the samples of rollouts without a score too, for runs that score nothing.
     """
+    if any(rollout.tree is not None for rollout in group.rollouts):
+        from lachesis.loop.trees import scored_first  # few groups have trees
+
+        group = replace(group, rollouts=scored_first(group.rollouts))
     scored = [rollout for rollout in group.rollouts if rollout.reward is not None and rollout.result is not None]
     places = {rollout.rollout_id: place for place, rollout in enumerate(scored)}
     return {

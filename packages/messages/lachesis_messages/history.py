@@ -356,6 +356,15 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         other._given = self._given if own else frozenset(map(graph_walks.identity, graph_walks.completions(other)))
         return other
 
+    def begun_with(self, before: MessageHistory, *, own: bool) -> MessageHistory:
+        """This history, which began as `before.fork(own=not own)`, as if it had begun as `before.fork(own=own)`."""
+        begun, other = before.fork(own=not own), before.fork(own=own)
+        other._path = list(self._path)
+        other._nodes += self._nodes[len(begun._nodes) :]
+        other._discarded += self._discarded[len(begun._discarded) :]
+        other._homes, other._prompts = dict(self._homes), dict(self._prompts)
+        return other
+
     def frozen(self) -> MessageHistory:
         """This history as it is now: a fork that cannot be changed (TypeError); the same one until this changes."""
         if self._frozen:

@@ -292,3 +292,62 @@ async def test_turns_that_compression_removed_still_count(tmp_path: Path) -> Non
     assert any(edit["error"] is None and edit["turn"] < 8 for each in found for edit in each["context_edits"])
     assert sorted(each["tree"]["path"] for each in found) == ["0.0", "0.1", "1.0", "1.1"]
     assert verify_records(read_lines(tmp_path / "groups.jsonl")).ok
+
+
+class SomeScored(Letters):
+    """A part of the rollouts has no score."""
+
+    left_out: frozenset[int] = frozenset()
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+        reward = await super().compute_reward(item, result, ctx)
+        said = [json.loads(call.arguments)["command"][5] for call in result.ok_calls if call.name == "terminal"]
+        return None if sum(map(ord, said)) % 3 in self.left_out else reward
+
+
+SHAPES: list[dict[str, Any]] = [
+    {"tree_at": "turns:2,3", "tree_width": 3, "tree_leaves": 6},
+    {"tree_at": "turns:2,3"},
+    {"tree_at": "turns:3", "tree_width": 4},
+]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_the_turns_before_a_fork_are_in_a_sample_as_long_as_any_way_has_a_score(
+    tmp_path: Path, seed: int
+) -> None:
+    class Leaving(SomeScored):
+        left_out = frozenset({0, 1}) if seed % 2 else frozenset({0})
+
+    writer = Writer()
+    writer.letters = random.Random(seed)
+    async with FakeServer(writer) as model:
+        env = environment(
+            Leaving, tmp_path, with_tokens(model, tmp_path), group_size=12, total_steps=3, **SHAPES[seed % 3]
+        )
+        await env.process_manager()
+    groups = list(read_lines(tmp_path / "groups.jsonl"))
+    assert groups
+    assert (every := verify_records(groups)).ok, every.problems
+    moved = 0
+    for group in groups:
+        totals = verify_records([group])
+        assert list(contradictions(group, [])) == []
+        rollouts = group["rollouts"]
+        assert len({each["tree"]["path"] for each in rollouts}) == len(rollouts)
+        spans = Counter(span["completion_id"] for sample in group["samples"] for span in sample["spans"])
+        assert set(spans.values()) == {1}
+        scored = {each["rollout_id"]: each for each in rollouts if each["reward"] is not None}
+        moved += sum("inherited_tokens" not in each for each in scored.values())
+        ends: dict[tuple[int, ...], str] = {}
+        for sample in group["samples"]:
+            for span in sample["spans"]:
+                ends.setdefault(tuple(sample["tokens"][: span["end"]]), span["completion_id"])
+        for each in scored.values():
+            whole = [s for s in group["samples"] if s["rollout_id"] == each["rollout_id"]]
+            (longest,) = whole
+            trained = sum(tuple(longest["tokens"][:at]) in ends for at in range(1, len(longest["tokens"]) + 1))
+            assert trained == each["turns"], "each turn on the path of a score is in a sample"
+        assert totals.delivered == sum(each["completion_tokens"] for each in scored.values())
+        assert totals.sampled == sum(each["completion_tokens"] for each in rollouts), "none counts twice"
+    assert moved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -31,6 +31,14 @@ class TreePlace:
         weights = (*self.weights, self.weights[-1] / width)
         before = (0,) * len(weights) if at else (*self.completions, completions)
         return TreePlace(f"{self.path}.{at}", (*self.turns, turn), weights, self.wave, before)
+
+    def exchanged(self, other: TreePlace, shared: int) -> tuple[TreePlace, TreePlace]:
+        """This place, whose rollout has the completions of the first `shared` parts, and that of another rollout
+        through these, which takes them over."""
+        count = self.completions[shared]
+        without = (0,) * shared + tuple(each - count for each in self.completions[shared:])
+        of_other = self.completions[:shared] + tuple(each + count for each in other.completions[shared:])
+        return replace(self, completions=without), replace(other, completions=of_other)
 
     @property
     def parts(self) -> list[str]:
