@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, get_type_hints
 
 from backends.errors import ExitCode, LachesisError
 from backends.plugins import Registry
+from lachesis_messages.records.digests import copies_of
 from lachesis_messages.records.export_lines import ExportLine, ExportTotals, LeftOutRollout, _shown
 from lachesis_messages.records.groups import ExportError, GroupRecord
 from lachesis_messages.records.jsonl import JsonlWriter, NotReplaced, StrPath, replacing
@@ -145,6 +146,10 @@ def export_group(
     }
     totals.groups += 1
     totals.rollouts += len(known)
+    if len(good) < len(known) and any("tree" in rollout for rollout in group["rollouts"]):
+        from lachesis_tokens.samples.handing_over import without_rollouts  # few groups have trees
+
+        group = copies_of(group)({**group, "samples": without_rollouts(group, known - good)})
     given = export(group)
     if isinstance(given, str | Mapping | ExportLine | LeftOutRollout) or not isinstance(given, Iterable):
         raise TypeError(f"an export yields ExportLine and LeftOutRollout objects; it returns {_shown(given)}")

@@ -29,6 +29,7 @@ from lachesis_messages.responses import ChatResponse, as_message
 from lachesis_messages.tokens import SampledTokens
 from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
 from lachesis_tokens.samples.cross_checks import line_problems
+from lachesis_tokens.samples.handing_over import without_rollouts
 from lachesis_tokens.samples.sample_records import MalformedSample, read_sample
 from lachesis_tokens.samples.samples import TokenSample, samples
 from lachesis_tokens.samples.verification import verify
@@ -158,7 +159,8 @@ def _examples(
     if record.get("evaluation"):
         raise _Refused("evaluation", "it measured the model: no training data")
     if isinstance(record.get("conversations"), list):
-        _check_rollout(record, record.get("completed") is not False, rules)
+        if (refused := _refusal(record, record.get("completed") is not False, rules)) is not None:
+            raise refused
         item = str(record.get("item_key") or source)
         yield from (_example(sample, source, item) for sample in _placed(record, prompts, rules))
     elif isinstance(record.get("samples"), list):
@@ -172,12 +174,14 @@ def _examples(
         raise _Refused("unknown_form", f"neither conversations, nor samples, nor a sample; it has {keys or 'no keys'}")
 
 
-def _check_rollout(record: Mapping[str, Any], completed: bool, rules: SftSettings) -> None:
+def _refusal(record: Mapping[str, Any], completed: bool, rules: SftSettings) -> _Refused | None:
+    """Why a rollout is not trained on, by what its record says; None where it is."""
     if rules.completed_only and not completed:
-        raise _Refused("not_completed", f"the rollout ended with {record.get('outcome') or 'an unknown outcome'}")
+        return _Refused("not_completed", f"the rollout ended with {record.get('outcome') or 'an unknown outcome'}")
     reward = record.get("reward")
     if rules.min_reward is not None and not (isinstance(reward, int | float) and reward >= rules.min_reward):
-        raise _Refused("low_reward", f"its reward is {reward!r}, and sft.min_reward is {rules.min_reward:g}")
+        return _Refused("low_reward", f"its reward is {reward!r}, and sft.min_reward is {rules.min_reward:g}")
+    return None
 
 
 def _placed(record: Mapping[str, Any], prompts: DatasetPrompts, rules: SftSettings) -> list[TokenSample]:
@@ -222,7 +226,8 @@ def _of_group(record: Mapping[str, Any], source: str, rules: SftSettings) -> Ite
             read.append(read_sample(each))
     for rollout_id, reason in line_problems(record, read):
         raise _Refused("unproven", f"rollout {rollout_id}: {reason}" if rollout_id else reason)
-    for each in record["samples"]:
+    left_out = {name for name, each in rollouts.items() if _refusal(each, each.get("outcome") == "completed", rules)}
+    for each in without_rollouts(record, left_out) if left_out else record["samples"]:
         try:
             of_rollout = rollouts.get(each.get("rollout_id"), {}) if isinstance(each, Mapping) else {}
             whole = {**each, "image_data": data} if data and isinstance(each, Mapping) else each
@@ -236,7 +241,9 @@ def _of_record(record: Any, of_rollout: Mapping[str, Any], source: str, item: st
         sample = read_sample(record)
     except MalformedSample as error:
         raise _Refused("unproven", f"the sample {error}") from None
-    _check_rollout({"outcome": sample.outcome, **of_rollout}, sample.outcome == "completed", rules)
+    refused = _refusal({"outcome": sample.outcome, **of_rollout}, sample.outcome == "completed", rules)
+    if refused is not None:
+        raise refused
     if sample.discarded:
         raise _Refused("discarded", "a completion that the agent could not use and sampled again")
     if reasons := verify(sample, on_policy=False):
