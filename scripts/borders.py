@@ -22,11 +22,11 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 18_910,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
-    "lachesis": 18_860,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
+    "lachesis": 18_950,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
     "lachesis_client": 2_940,  # streams
     "lachesis_compat": 5_170,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_605,  # the plays and findings of the audit, chats that lose nothing, also behind summaries
-    "lachesis_data": 6_590,
+    "lachesis_data": 6_600,
     "lachesis_doors": 4_540,  # tokens for two trainers; without the client of MCP, which tools have
     "lachesis_envs": 9_330,  # web_research, browser_tasks, the maze, word problems of the demo
     "lachesis_messages": 4_760,  # places in trees, branches, lines read by two readers or by one field
