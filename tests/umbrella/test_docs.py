@@ -97,7 +97,7 @@ def run_all(lines: list[str], checkout: Path) -> None:
 def test_the_commands_of_the_model_are_there_and_the_readme_has_another_one() -> None:
     shown = [command for page in PAGES for command in commands(page)]
     assert [part for part in OF_THE_MODEL if not any(part in command for command in shown)] == []
-    assert any(command.startswith("lachesis process sort_words.py") for command in commands(ROOT / "README.md"))
+    assert any(command.startswith("lachesis eval sort_words.py") for command in commands(ROOT / "README.md"))
 
 
 @pytest.mark.model
