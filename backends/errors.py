@@ -41,6 +41,14 @@ class SettingsError(LachesisError, ValueError):
     exit_code = ExitCode.SETTINGS
 
 
+def cannot_listen(host: str, port: int, error: OSError) -> SettingsError:
+    """What a server raises whose address cannot be bound."""
+    if error.errno == errno.EADDRINUSE:
+        return SettingsError(f"port {port} on {host} is in use; choose another with --port (0 takes a free one)")
+    reason = error.strerror or error
+    return SettingsError(f"cannot listen on {host}, port {port} ({reason}); choose another --port or --host")
+
+
 class BackendError(LachesisError):
     """The sandbox technology failed, not the code inside."""
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlencode
 import orjson
 from aiohttp import web
 
-from backends.errors import SettingsError
+from backends.errors import cannot_listen
 from lachesis.other_packages import POOLS
 from lachesis_messages.records.groups import rollout_samples
 from lachesis_messages.records.jsonl import JsonlError
@@ -495,9 +495,7 @@ async def serve(
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
         await runner.cleanup()
-        raise SettingsError(
-            f"cannot listen on {host}, port {port} ({error.strerror or error}); choose another --port or --host"
-        ) from error
+        raise cannot_listen(host, port, error) from error
     bound = runner.addresses[0][1]
     name = "localhost" if host in ("127.0.0.1", "::1") else f"[{host}]" if ":" in host else host
     return runner, f"http://{name}:{bound}/" + (f"?token={token}" if token else "")

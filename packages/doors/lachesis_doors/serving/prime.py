@@ -17,7 +17,7 @@ import msgpack
 import zmq
 import zmq.asyncio
 
-from backends.errors import LachesisError, SettingsError
+from backends.errors import LachesisError, SettingsError, cannot_listen
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_client.lifecycle import AsyncService
 from lachesis_doors.serving.host import ServingHost
@@ -34,6 +34,7 @@ class PrimeService(AsyncService):
 
     def __init__(self, host: ServingHost, address: str, port: int) -> None:
         self._host = host
+        self._address = (address, port)
         self.root_url = f"tcp://{address}:{port}"
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -42,7 +43,11 @@ class PrimeService(AsyncService):
 
     async def start(self) -> None:
         self._socket.set(zmq.LINGER, 0)
-        self._socket.bind(self.root_url)
+        try:
+            self._socket.bind(self.root_url)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise cannot_listen(*self._address, OSError(error.errno, error.strerror)) from error
         self.root_url = self._socket.get_string(zmq.LAST_ENDPOINT)
         self._keep(self._receive())
 

@@ -31,11 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"lachesis fake-server: {error}", file=sys.stderr)
         return ExitCode.SETTINGS
-    try:
-        return asyncio.run(_serve(server, arguments))
-    except OSError as error:
-        print(f"lachesis fake-server: cannot listen on {arguments.host}:{arguments.port}: {error}", file=sys.stderr)
-        return ExitCode.FAILED
+    return asyncio.run(_serve(server, arguments))
 
 
 async def _serve(server: FakeServer, arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 import orjson
 from aiohttp import web
 
+from backends.errors import cannot_listen
 from lachesis_client.lifecycle import AsyncService
 from lachesis_tokens.wire.openai_chat import error
 from lachesis_tokens.wire.request import Refused
@@ -54,7 +55,7 @@ class WebService(AsyncService):
     def routes(self) -> Iterable[web.RouteDef]: ...
 
     async def start(self) -> None:
-        """Bind the port and start to answer."""
+        """Bind the port and start to answer. Raises `SettingsError` where the address cannot be bound."""
         guard = self._visitors.middleware(lambda reason: json_response(error(Refused(403, reason)), 403))
         app = web.Application(client_max_size=_LARGEST_REQUEST, middlewares=[guard])
         app.add_routes(self.routes())
@@ -66,8 +67,10 @@ class WebService(AsyncService):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind(self._address)
             await self._listen(web.SockSite(self._runner, self._socket, backlog=4096))
-        except BaseException:
+        except BaseException as failure:
             await self.stop()
+            if isinstance(failure, OSError):
+                raise cannot_listen(*self._address, failure) from failure
             raise
 
     async def _listen(self, site: web.BaseSite) -> None:

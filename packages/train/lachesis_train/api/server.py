@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from aiohttp import web
 
+from backends.errors import cannot_listen
 from lachesis_tokens.wire.visitors import Visitors
 from lachesis_train.api.dispatcher import Dispatcher
 from lachesis_train.api.group_body import FIELDS, GroupBody, read_group, read_groups
@@ -110,8 +111,10 @@ class RolloutApiServer:
             await self._runner.setup()
             site = web.TCPSite(self._runner, self.settings.host, self.settings.port, backlog=1024)
             await site.start()
-        except BaseException:
+        except BaseException as error:
             await self.__aexit__()
+            if isinstance(error, OSError):
+                raise cannot_listen(self.settings.host, self.settings.port, error) from error
             raise
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

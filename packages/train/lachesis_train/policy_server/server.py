@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from aiohttp import web
 
-from backends.errors import SettingsError
 from lachesis_client.client_settings import ServerSettings
 from lachesis_client.errors import ContextExhausted, PromptError, RequestRejected
 from lachesis_messages.errors import MessageError
@@ -107,14 +106,8 @@ class PolicyServer(WebService):
         )
 
     async def start(self) -> None:
-        """Bind the port and start to answer. Raises `SettingsError` if the port is not free."""
-        try:
-            await super().start()
-        except OSError as failure:
-            raise SettingsError(
-                f"the policy server cannot listen on {self._address_text}: {failure.strerror or failure}; stop what "
-                "listens there, or choose another port"
-            ) from failure
+        """Bind the port and start to answer. Raises `SettingsError` where the address cannot be bound."""
+        await super().start()
         if self._is_public:
             _log.warning(
                 "the policy server listens on %s without a token: anybody who reaches it can sample the policy",

@@ -47,11 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         pack_wait=given.pack_wait,
         environments=given.environments,
     )
-    try:
-        return run(_serve(settings))
-    except OSError as error:
-        print(f"lachesis api: cannot listen on {given.host}:{given.port}: {error}", file=sys.stderr)
-        return ExitCode.FAILED
+    return run(_serve(settings))
 
 
 async def _serve(settings: ApiSettings) -> int:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from backends.errors import LachesisError, SettingsError
+from backends.errors import SettingsError, cannot_listen
 from backends.lazy import quiet_imports
 from backends.tasks import stop_event
 from lachesis.cli import port_number
@@ -62,7 +62,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
         try:
             base_url = await stack.enter_async_context(serve(engine, arguments.host, arguments.port))
         except OSError as error:
-            raise LachesisError(f"cannot listen on {arguments.host}:{arguments.port}: {error}") from None
+            raise cannot_listen(arguments.host, arguments.port, error) from None
         if arguments.child:
             print(json.dumps({"base_url": base_url}), flush=True)
         else:
