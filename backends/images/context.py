@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from .errors import refused
+from .errors import ImageError, NoSuchContext, refused
 from .trees import clear, make_folders, resolve
 
 SPARE = 1 << 29
@@ -133,7 +133,8 @@ class Context:
 
     def __init__(self, folder: Path, dockerfile: str) -> None:
         if not folder.is_dir():
-            raise refused(str(folder), "there is no such folder", "name the folder of the Dockerfile's context")
+            step = "name the folder of the Dockerfile's context"
+            raise refused(str(folder), "there is no such folder", step, NoSuchContext)
         self.folder = folder.resolve()
         try:
             self.dockerfile = resolve(self.folder, dockerfile)
@@ -144,7 +145,8 @@ class Context:
             self.members = dict(self._walk())
             """Path -> what `os.lstat` gives, in order; folders before what is in them."""
         except (OSError, ValueError) as error:
-            raise refused(str(self.folder / dockerfile), f"it cannot be read: {error}", "correct it") from error
+            kind = NoSuchContext if isinstance(error, FileNotFoundError) else ImageError
+            raise refused(str(self.folder / dockerfile), f"it cannot be read: {error}", "correct it", kind) from error
 
     @staticmethod
     def _text(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.errors import BackendUnavailable
+from backends.errors import BackendUnavailable, ExitCode
 
 
 class ImageError(BackendUnavailable):
@@ -10,5 +10,11 @@ class ImageError(BackendUnavailable):
     line and instruction where there is one."""
 
 
-def refused(where: str, reason: str, step: str) -> ImageError:
-    return ImageError(f"{where}: {reason}. Next step: {step}")
+class NoSuchContext(ImageError):
+    """There is no folder, or no Dockerfile in it, of the name that was given."""
+
+    exit_code = ExitCode.SETTINGS
+
+
+def refused(where: str, reason: str, step: str, kind: type[ImageError] = ImageError) -> ImageError:
+    return kind(f"{where}: {reason}. Next step: {step}")

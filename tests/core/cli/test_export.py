@@ -181,7 +181,7 @@ def typed(group, *, margin=0.0, names=("a",), title="pairs"):
         (("--format", "inspect", "--out", "log.json"), ["--out log.json", "write --out log.eval"], 2),
         (("--format", "inspect", "--out", "."), ["write --out NAME.eval"], 2),
         (("--format", "dataset", "--out", "groups.jsonl/x"), ["groups.jsonl/x"], 1),
-        (("--format", "dataset", "--groups", "missing.jsonl"), ["missing.jsonl"], 1),
+        (("--format", "dataset", "--groups", "missing.jsonl"), ["missing.jsonl"], 2),
         (("--format", "dataset", "--groups", "broken.jsonl"), ["broken.jsonl", "line 5"], 1),
         (("--format", "dataset", "--groups", "samples.jsonl"), ["samples.jsonl", "record 1", "groups.jsonl"], 1),
     ],

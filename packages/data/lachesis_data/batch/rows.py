@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lachesis.figures.item_keys import item_digest
-from lachesis.runs.dataset_rows import DatasetError
+from lachesis.runs.dataset_rows import DatasetError, NoSuchDataset
 from lachesis_data.files.foreign import unpadded
 from lachesis_data.files.validation import validate_messages
 from lachesis_data.optional import need_datasets
@@ -164,7 +164,8 @@ class Rows:
                 for number, row in enumerate(_dataset_rows(source, self.split), 1):
                     yield f"{source}, row {number}", unpadded(row)[0]
         except OSError as error:
-            raise DatasetError(f"cannot read {path}: {error.strerror or error}") from error
+            kind = NoSuchDataset if isinstance(error, FileNotFoundError) else DatasetError
+            raise kind(f"cannot read {path}: {error.strerror or error}; name the file of prompts") from error
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:

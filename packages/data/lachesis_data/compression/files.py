@@ -27,7 +27,7 @@ from backends.tasks import finish
 from lachesis.runs.run_folder import has_groups
 from lachesis_data.compression.compressor import Compressed, Compressor
 from lachesis_messages.markup import load_json
-from lachesis_messages.records.jsonl import JsonlError, encode_line, sync_folder
+from lachesis_messages.records.jsonl import JsonlError, encode_line, sync_folder, unreadable
 
 _AHEAD = 4
 """Entries in memory for each that is worked on: finished ones wait for those before them."""
@@ -192,7 +192,7 @@ def sampled_lines(path: Path, sample: EntrySample) -> Iterator[tuple[int, bytes]
         with path.open("rb") as file:
             yield from ((number, line) for number, line in enumerate(file, 1) if line.strip() and number in sample)
     except OSError as error:
-        raise JsonlError(path, f"cannot be read ({error.strerror or error})") from error
+        raise unreadable(path, error) from error
 
 
 def _rows(file: IO[bytes]) -> Iterator[tuple[dict[str, Any], int]]:

@@ -22,7 +22,7 @@ from lachesis_messages.errors import MessageError
 from lachesis_messages.markup import READ_UNIQUE
 from lachesis_messages.records.export_lines import Unsuitable, reason_of
 from lachesis_messages.records.json_arrays import array_items
-from lachesis_messages.records.jsonl import JsonlError, StrPath, is_array, json_text, replacing
+from lachesis_messages.records.jsonl import JsonlError, StrPath, is_array, json_text, replacing, unreadable
 
 Same: TypeAlias = Literal["conversation", "prompt"]
 
@@ -106,7 +106,7 @@ def read_entries(
                         continue
                     yield _line(path, number, entry, raw)
         except OSError as error:
-            raise JsonlError(path, f"cannot be read ({error.strerror or error})") from error
+            raise unreadable(path, error) from error
 
 
 def _items(path: Path, file: IO[bytes], bad: OnBad | None) -> Iterator[EntryLine]:

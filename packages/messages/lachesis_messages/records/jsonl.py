@@ -25,7 +25,7 @@ from typing import IO, Any, Self
 
 import orjson
 
-from backends.errors import LachesisError, os_error_hint
+from backends.errors import ExitCode, LachesisError, os_error_hint
 
 StrPath = str | os.PathLike[str]
 
@@ -60,6 +60,18 @@ class JsonlError(LachesisError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self).__new__, (type(self), *self.args), self.__dict__)
+
+
+class NoSuchFile(JsonlError):
+    """There is no such file: another name is the remedy."""
+
+    exit_code = ExitCode.SETTINGS
+
+
+def unreadable(path: StrPath, error: OSError) -> JsonlError:
+    """The error of a file that cannot be opened or read."""
+    kind = NoSuchFile if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError) else JsonlError
+    return kind(path, f"cannot be read ({error.strerror or error})")
 
 
 class NotReplaced(JsonlError):
@@ -247,7 +259,7 @@ def read_lines(
                     raise JsonlError(path, reason, line=number) from error
                 yield value
     except OSError as error:
-        raise JsonlError(path, f"cannot be read ({error.strerror or error})") from error
+        raise unreadable(path, error) from error
 
 
 def read_line(line: bytes, read: Callable[[str], Any] = json.loads) -> Any:

@@ -23,7 +23,7 @@ from lachesis_messages.images import joined_data
 from lachesis_messages.messages import FinishReason
 from lachesis_messages.records.digests import sample_line_problem
 from lachesis_messages.records.json_arrays import array_items
-from lachesis_messages.records.jsonl import is_array
+from lachesis_messages.records.jsonl import is_array, unreadable
 from lachesis_messages.records.loading import from_sharegpt, tools_from_sharegpt
 from lachesis_messages.responses import ChatResponse, as_message
 from lachesis_messages.tokens import SampledTokens
@@ -140,7 +140,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
                 return
             yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
     except OSError as error:
-        raise LachesisError(f"{path} cannot be read ({error.strerror or error})") from error
+        raise unreadable(path, error) from error
 
 
 def _parsed(line: Any) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from backends.errors import LachesisError
+from backends.errors import ExitCode, LachesisError
 from backends.text import counted
 from lachesis.figures.evaluations import invalid, tokens
 from lachesis.figures.figures import Figures
@@ -26,6 +26,12 @@ from lachesis_view.reports.run import MAX_CHARACTERS, ReportedRun, mean_bars, re
 
 class ComparisonError(LachesisError):
     """Files that cannot be read as evaluations, or evaluations that have no item in common."""
+
+
+class NoEvaluation(ComparisonError):
+    """There is no file of samples of the name that was given."""
+
+    exit_code = ExitCode.SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +52,16 @@ def read_samples(path: Path) -> Iterator[dict[str, Any]]:
         path: the file, or the folder of an evaluation.
 
     Raises:
-        ComparisonError: there is no such file.
+        NoEvaluation: there is no such file.
     """
     path = path / "samples.jsonl" if path.is_dir() else path
     files = RunFiles(path)
     if not path.exists() and not files.failures.exists():
         played = path.with_name("groups.jsonl").exists()
-        hint = "that is a run of `process`; play an evaluation, lachesis eval ENV -o FOLDER, and name its folder"
-        raise ComparisonError(
-            f"there is no {path}; {hint if played else 'name the folder of an evaluation, or its samples.jsonl'}"
-        )
+        hint = "name the folder of an evaluation, or its samples.jsonl"
+        if played:
+            hint = "that is a run of `process`; play an evaluation, lachesis eval ENV -o FOLDER, and name its folder"
+        raise NoEvaluation(f"no such file or folder: {path}; {hint}")
     done = set()
     for record in read_lines(path, torn_tail=True) if path.exists() else ():
         done.add(record.get("item_key"))

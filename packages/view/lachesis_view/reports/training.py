@@ -15,7 +15,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from backends.errors import LachesisError
+from backends.errors import LachesisError, SettingsError
 from backends.text import duration
 from lachesis.figures.repaired_calls import NAME, RepairedCalls
 from lachesis_messages.records.jsonl import read_lines
@@ -49,7 +49,7 @@ def write_report(run_dir: Path, *, title: str | None = None, output: Path | None
     if not path.exists():
         runs = sorted({str(file.parent) for file in run_dir.glob("*/*") if file.name in FILES_OF_RUNS})
         hint = f"name one of its runs: {', '.join(runs[:8])}" if runs else "name the folder of a run"
-        raise LachesisError(f"{run_dir} has no {', '.join(FILES_OF_RUNS)}; {hint}")
+        raise SettingsError(f"{run_dir} has no {', '.join(FILES_OF_RUNS)}; {hint}")
     output = output or run_dir / "report.html"
     lines = list(read_lines(path, torn_tail=True))
     # SFT writes empty ones, or wrote them.
