@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from backends.errors import ExitCode, LachesisError
+from backends.hugging_face import hub
 from lachesis_messages.records.json_arrays import array_items
 from lachesis_messages.records.jsonl import JsonlError, is_array
 
@@ -26,7 +27,7 @@ class NoSuchDataset(DatasetError):
 
 def is_local(name: str) -> bool:
     """Whether a dataset name is a path on this machine."""
-    return name.endswith((".jsonl", ".json")) or name.startswith(("/", "./", "../", "~")) or Path(name).is_dir()
+    return name.endswith((".jsonl", ".json")) or name.startswith(("/", "./", "../", "~")) or Path(name).exists()
 
 
 def read_jsonl(path: Path, required: tuple[str, ...] = ()) -> list[dict[str, Any]]:
@@ -76,6 +77,8 @@ def load_rows(
     """
     if is_local(name):
         path = Path(name).expanduser()
+        if path.is_file() and path.suffix not in (".jsonl", ".json"):
+            raise NoSuchDataset(f"{name} is a local file, but not .jsonl; name one, or a dataset of the hub")
         return read_jsonl(path / f"{split}.jsonl" if path.is_dir() else path, required)
     try:
         import datasets
@@ -85,7 +88,8 @@ def load_rows(
             "'lachesis-rl[datasets]', or name a local .jsonl file"
         ) from error
     try:
-        rows = [dict(row) for row in datasets.load_dataset(name, config, split=split)]
+        with hub():
+            rows = [dict(row) for row in datasets.load_dataset(name, config, split=split)]
     except Exception as error:  # the library raises whatever its transport raises
         raise DatasetError(
             f"cannot load the dataset {name!r} (split {split!r}): {error}; "

@@ -719,6 +719,9 @@ def test_bad_rows_of_csv_and_files_that_are_missing_are_named(tmp_path: Path) ->
     for name in ("none.jsonl", "none.csv", "none.parquet"):
         with pytest.raises(DatasetError, match=f"cannot read .*{name}"):
             Rows(str(tmp_path / name)).check()
+    (tmp_path / "rows.txt").touch()
+    with pytest.raises(DatasetError, match=r"rows\.txt is a local file, but not \.jsonl, \.csv or \.parquet"):
+        Rows(str(tmp_path / "rows.txt")).check()
 
 
 def test_csv_and_parquet_have_the_same_rows_as_json_lines(tmp_path: Path) -> None:

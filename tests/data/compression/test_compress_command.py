@@ -77,6 +77,15 @@ def test_the_file_may_come_without_a_flag_and_there_is_one(folder: Path, capsys:
         assert "name one file or folder: lachesis compress PATH" in capsys.readouterr().err
 
 
+def test_without_the_hub_a_tokenizer_of_it_is_one_error_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    assert compress("--tokenizer", "nope/nope") == 2
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1 and "'nope/nope' cannot be loaded (it is not in the cache, and http://127.0.0.1:9" in said[0]
+
+
 def test_a_file_without_entries_is_no_success(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "in.jsonl").write_text("\n")
     assert compress("--extractive") == 1
@@ -168,7 +177,7 @@ def test_where_nothing_fits_it_says_what_the_protected_turns_take(
         ),
         ({"compression": 5}, "settings are in sections"),
         ({}, "summarization.model is not set"),
-        ({"tokenizer": {"name": "configs"}}, "tokenizer 'configs' cannot be used"),
+        ({"tokenizer": {"name": "configs"}}, "tokenizer 'configs' cannot be loaded"),
     ],
 )
 def test_settings_that_cannot_be_used_are_named(

@@ -10,11 +10,13 @@ import codecs
 import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from backends.hugging_face import hub
 from lachesis.figures.item_keys import item_digest
 from lachesis.runs.dataset_rows import DatasetError, NoSuchDataset
 from lachesis_data.files.foreign import unpadded
@@ -157,6 +159,9 @@ class Rows:
         """Each row with its position; a text instead of a row describes its problem."""
         source = self.source or ""
         path = Path(source).expanduser()
+        if path.exists() and path.suffix not in (".jsonl", ".json", ".csv", ".parquet"):
+            kind = "folder" if path.is_dir() else "file"
+            raise NoSuchDataset(f"{source} is a local {kind}, but not .jsonl, .csv or .parquet; name such a file")
         try:
             if path.suffix in (".jsonl", ".json", ".csv"):
                 yield from (_csv_rows if path.suffix == ".csv" else _json_rows)(path)
@@ -218,7 +223,9 @@ def _dataset_rows(source: str, split: str) -> Iterator[Mapping[str, Any]]:
         name, config, split = "parquet", "", "train"
         files = {"data_files": str(Path(source).expanduser().resolve(strict=True)), "streaming": True}
     try:
-        yield from datasets.load_dataset(name, config or None, split=split, **files)
+        with nullcontext() if files else hub():
+            rows = datasets.load_dataset(name, config or None, split=split, **files)
+        yield from rows
     except Exception as error:  # the library raises whatever its transport raises
         raise DatasetError(
             f"cannot load the dataset {source!r}: {error}; name a .jsonl, .csv or .parquet file, or a dataset of the "

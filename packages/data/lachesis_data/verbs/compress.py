@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.table import Table
 
 from backends.errors import SettingsError
-from backends.lazy import quiet_imports
 from backends.text import counted
 from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs.progress import Progress, Standing
@@ -246,25 +245,13 @@ async def _server(settings: CompressionFileSettings) -> AsyncIterator[tuple[Open
 
 def _counter(name: str, trust_remote_code: bool) -> ConversationTokens:
     """What counts tokens with the tokenizer `name` and its chat template. Blocks."""
-    with quiet_imports():
-        from transformers import AutoTokenizer
-
-    from lachesis.settings.server_settings import EMBEDDED
     from lachesis_client.errors import PromptError
-    from lachesis_tokens.engines.embedded import HERMES_TEMPLATE, EmbeddedServer
     from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
-    from lachesis_tokens.prompts.gguf_tokenizer import tokenizer_from_gguf
-    from lachesis_tokens.prompts.model_folders import tokenizer_of
+    from lachesis_tokens.server.serving import named_tokenizer
     from lachesis_tokens.templates.conversation_tokens import ConversationTokens
 
+    tokenizer = named_tokenizer(name, "tokenizer", trust_remote_code=trust_remote_code)
     try:
-        if name == EMBEDDED or name.endswith(".gguf"):
-            model = EmbeddedServer("smollm2" if name == EMBEDDED else name).model_file
-            tokenizer = tokenizer_from_gguf(model)
-            if "tools" not in (tokenizer.chat_template or ""):
-                tokenizer.chat_template = HERMES_TEMPLATE.read_text(encoding="utf-8")
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer_of(name), trust_remote_code=trust_remote_code)
         return ConversationTokens(DatasetPrompts(tokenizer))
     except (OSError, ValueError, PromptError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
+from backends.hugging_face import hub
 from backends.lazy import quiet_imports
 from lachesis.runs.environment import Environment
 from lachesis.settings.chosen import is_chosen
@@ -124,7 +125,7 @@ def load_tokenizer(
     return named_tokenizer(name, "openai.tokenizer_name"), name, source
 
 
-def named_tokenizer(name: str, setting: str) -> Any:
+def named_tokenizer(name: str, setting: str, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer with this name: a folder, a GGUF file, a name of the hub, or `embedded`. Blocks.
 
     Raises:
@@ -140,14 +141,15 @@ def named_tokenizer(name: str, setting: str) -> Any:
     from lachesis_tokens.prompts.model_folders import tokenizer_of
 
     place = tokenizer_of(name)
-    offline = "" if Path(place).exists() else _why_offline()
-    try:
-        return AutoTokenizer.from_pretrained(place, local_files_only=bool(offline))
-    except (OSError, ValueError) as error:
-        reason = f"it is not in the cache, and {offline}" if offline else str(error).strip().splitlines()[0]
-        raise ServerConfigError(
-            f"tokenizer {name!r} cannot be loaded ({reason}); set --{setting} to the model's folder or name"
-        ) from error
+    with nullcontext("") if Path(place).exists() else hub() as offline:
+        try:
+            own = {"local_files_only": bool(offline), "trust_remote_code": trust_remote_code}
+            return AutoTokenizer.from_pretrained(place, **own)
+        except (OSError, ValueError) as error:
+            reason = f"it is not in the cache, and {offline}" if offline else str(error).strip().splitlines()[0]
+            raise ServerConfigError(
+                f"tokenizer {name!r} cannot be loaded ({reason}); set --{setting} to the model's folder or name"
+            ) from error
 
 
 def _tokenizer_of_file(path: Path) -> Any:
@@ -157,19 +159,6 @@ def _tokenizer_of_file(path: Path) -> Any:
     if "tools" not in (tokenizer.chat_template or ""):
         tokenizer.chat_template = read_template("hermes")
     return tokenizer
-
-
-def _why_offline() -> str:
-    """Why the hub is not reached, if it is not: asked once, since its library would try for minutes. By its client,
-    which has its proxies and certificates."""
-    from huggingface_hub import get_session
-    from huggingface_hub.constants import ENDPOINT
-
-    try:
-        get_session().head(ENDPOINT, timeout=10)  # any answer will do
-    except Exception as error:  # which types it raises depends on the client
-        return f"{ENDPOINT} cannot be reached: {error}"
-    return ""
 
 
 async def check_tokens(env: Environment, server: TokenServer, tools: Sequence[dict[str, Any]]) -> None:
