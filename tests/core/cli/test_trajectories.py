@@ -300,3 +300,10 @@ def test_a_disk_that_fills_up_leaves_the_earlier_file_whole(file: Path) -> None:
     assert all(error.startswith(f"error: {out}: ") and "File too large" in error for error in errors)
     assert out.read_text() == "what was there before\n"
     assert {path.name for path in file.parent.iterdir()} == {"in.jsonl", "out"}
+
+
+def test_the_figures_of_a_file_without_entries_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    assert run("stats", path) == 1
+    said = capsys.readouterr()
+    assert not said.out and f"error: no entries in {path}" in said.err

@@ -20,7 +20,14 @@ from hypothesis import strategies as st
 from backends.errors import SettingsError
 from lachesis_data.compression import files
 from lachesis_data.compression.compressor import MARK, Compressor, Summarizer
-from lachesis_data.compression.files import CompressionJob, EntrySample, compress_file, find_jobs, read_progress
+from lachesis_data.compression.files import (
+    CompressionJob,
+    EntrySample,
+    compress_file,
+    find_jobs,
+    left_out,
+    read_progress,
+)
 from lachesis_data.compression.metrics import CompressionTotals, write_metrics
 from lachesis_data.compression.settings import CompressionFileSettings
 from lachesis_data.compression.summary import Passage, SummaryAnswer, extractive_summary
@@ -257,6 +264,10 @@ def test_the_names_of_outputs(tmp_path: Path) -> None:
     for name in (*of_run, "groups.run.json", "samples.run.json"):
         (source / name).write_text("")
     assert [job.source.name for job in find_jobs(source, None, "_c")] == ["a.jsonl", "b.jsonl"]
+    (source / "trajectory_samples.jsonl").write_text("")
+    jobs = find_jobs(source, None, "_c")
+    assert [job.source.name for job in jobs] == ["trajectory_samples.jsonl"]
+    assert [path.name for path in left_out(source, jobs)] == ["a.jsonl", "b.jsonl"]
     (alone := tmp_path / "alone").mkdir()
     for name in ("groups.jsonl", "groups.run.json"):
         (alone / name).write_text("")

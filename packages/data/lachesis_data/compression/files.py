@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -27,6 +27,7 @@ from backends.tasks import finish
 from lachesis.runs.run_folder import has_groups
 from lachesis_data.compression.compressor import Compressed, Compressor
 from lachesis_messages.markup import load_json
+from lachesis_messages.records.entries import COMPLETED_FILE
 from lachesis_messages.records.jsonl import JsonlError, encode_line, sync_folder, unreadable
 
 _AHEAD = 4
@@ -61,11 +62,14 @@ class EntrySample:
 
 
 def find_jobs(source: Path, output: Path | None, suffix: str) -> list[CompressionJob]:
-    """The files to compress: `source`, or the `*.jsonl` in it without the groups of runs. Raises SettingsError."""
+    """The files to compress: `source`, or the `*.jsonl` in it without the groups of runs; of the folder of a run, its
+    completed trajectories. Raises SettingsError."""
     if source.is_dir():
         folder = output or source.with_name(source.name + suffix)
         found = [path for path in source.glob("*.jsonl") if path.is_file()]
         files = sorted(path for path in found if not has_groups(path))
+        if any(source.glob("*.run.json")):
+            files = [path for path in files if path.name.endswith(COMPLETED_FILE)] or files
         if not files and found:
             export = f"lachesis export {quote(str(source))} --format hermes --out trajectories.jsonl"
             raise SettingsError(f"{source} has groups and no trajectories; write these first: {export}")
@@ -85,6 +89,13 @@ def find_jobs(source: Path, output: Path | None, suffix: str) -> list[Compressio
             if path.exists() and path.samefile(job.source):
                 raise SettingsError(f"{path} is the input itself; name another file or folder with --output")
     return jobs
+
+
+def left_out(source: Path, jobs: Sequence[CompressionJob]) -> list[Path]:
+    """The files of trajectories in the folder of a run that are not compressed with it."""
+    taken = {job.source for job in jobs}
+    found = source.glob("*.jsonl") if source.is_dir() else ()
+    return sorted(path for path in found if path not in taken and not has_groups(path))
 
 
 async def compress_file(

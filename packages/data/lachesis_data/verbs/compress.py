@@ -33,6 +33,7 @@ from lachesis_data.compression.files import (
     compress_file,
     compressed_lines,
     find_jobs,
+    left_out,
     read_progress,
     sampled_lines,
 )
@@ -71,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     jobs = find_jobs(given.input, given.output, settings.output.output_suffix)
     for job in jobs:
         refuse_files_of_runs(job.output)
+    if others := left_out(given.input, jobs):
+        names = ", ".join(path.name for path in others)
+        print(f"note: left out {names}; to compress one, name it: lachesis compress {others[0]}", file=sys.stderr)
     return asyncio.run(_run(given, settings, jobs))
 
 
@@ -307,7 +311,7 @@ def _table(settings: CompressionFileSettings, totals: CompressionTotals, *, dry_
         ("target", f"{settings.compression.target_max_tokens:,} tokens of {settings.tokenizer.name}"),
         ("entries", f"{sums['entries']:,}"),
         ("compressed", f"{sums['was_compressed']:,}"),
-        ("short enough", f"{sums['skipped_under_target']:,}"),
+        ("already short enough", f"{sums['skipped_under_target']:,}"),
         ("still over the limit", f"{sums['still_over_limit']:,}"),
         ("unchanged because of an error", f"{sums['failed']:,}"),
         ("tokens", f"{sums['original_tokens']:,} -> {sums['compressed_tokens']:,}"),
@@ -323,7 +327,7 @@ def _table(settings: CompressionFileSettings, totals: CompressionTotals, *, dry_
 def _parser() -> argparse.ArgumentParser:
     parser = VerbParser(prog="lachesis compress", description=__doc__)
     add = parser.add_argument
-    add("file", nargs="?", type=Path, metavar="PATH", help="JSON Lines of trajectories, or a folder of them")
+    add("file", nargs="?", type=Path, metavar="PATH", help="JSON Lines of trajectories, a folder of them, or of a run")
     add("--input", type=Path, metavar="PATH", help="the same, as a flag")
     add("--output", type=Path, metavar="PATH", help="file or folder (default: the input's name with output_suffix)")
     add("--config", type=Path, metavar="FILE", help=f"YAML with the settings (default: {DEFAULT_CONFIG}, if it exists)")

@@ -91,7 +91,7 @@ def _stats(arguments: argparse.Namespace) -> int:
     figures = {**found.to_json(), "unreadable_lines": unreadable.total()}
     if arguments.json:
         print(json.dumps(figures))
-    else:
+    elif figures["entries"]:
         _print_figures(figures)
     if not figures["entries"]:
         print(
