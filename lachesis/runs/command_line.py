@@ -78,14 +78,14 @@ def main(
 def note_misspelt_hooks(env_cls: type[Environment], console: Console) -> None:
     """Report methods with nearly the name of one that a run calls."""
     for line in misspelt_hooks(env_cls):
-        console.print(f"note: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"note: {line}", style="yellow", markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def announce(name: str, command: str, servers: Sequence[ServerConfig], console: Console) -> None:
     """Tell a terminal at once what begins: the rest of the start takes a second."""
     if console.is_terminal:
         said = f"{name}: {command}, model {describe(servers)}"
-        console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
+        console.print(said, style="dim", markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def report_error(error: Exception, console: Console | None = None, *, kept: bool = True) -> int:

@@ -192,10 +192,10 @@ def _choose_temperature(env: Environment) -> None:
     said = f"{config.eval_samples} samples of each item, at temperature {config.eval_temperature:g}"
     if not config.eval_temperature:
         line = f"note: {said}, at which they are mostly identical; --env.eval_temperature sets it"
-        env.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        env.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=not env.console.is_terminal)
     elif not chosen:
         line = f"{said} (env.agent_temperature; --env.eval_temperature sets it)"
-        env.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        env.console.print(line, markup=False, highlight=False, soft_wrap=not env.console.is_terminal)
 
 
 async def _into_files(
@@ -373,7 +373,7 @@ def _content_of(files: Sequence[Path]) -> list[str]:
 
 
 def note(console: Console, text: str) -> None:
-    console.print(f"note: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"note: {text}", style="yellow", markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def longest_group(config: HermesAgentEnvConfig) -> float:

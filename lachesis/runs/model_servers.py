@@ -213,4 +213,4 @@ def _check_model_names(env: Environment, clients: Sequence[Any], listed: Sequenc
         if token_engine(config) == "vllm":
             raise ServerConfigError(problem)
         text = f"warning: {problem} (a server may know more names than it lists)"
-        env.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        env.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=not env.console.is_terminal)

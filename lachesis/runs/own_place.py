@@ -53,7 +53,7 @@ async def own_place(
         if old is not None:
             note += f"; {CONTINUE}"
         note += await asyncio.to_thread(_regraded, files.groups if old is None else old.path)
-        console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=not console.is_terminal)
     return RunFiles(path), False
 
 

@@ -97,7 +97,7 @@ class Pipeline(Generic[G]):
         return len(self._playing)
 
     def tell(self, line: str) -> None:
-        self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
 
     def stop(self, reason: str) -> None:
         """Begin no new group, give those in flight the grace period, and end. A second call ends them at once."""

@@ -118,7 +118,7 @@ class Progress:
         elif line != self._shown and (last or time.monotonic() >= self._next):
             self._next = time.monotonic() + PLAIN_INTERVAL
             self._shown = line
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self.console.print(line, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
 
     def _with_time_left(self, standing: Standing) -> Standing:
         left = self._left.seconds(standing.done + standing.part, standing.total)

@@ -235,7 +235,9 @@ def _note_without_effect(env: Environment, *, training: bool, chats: bool) -> No
     if config.distribution is not None and config.enabled_toolsets is not None:
         notes.append(f"env.enabled_toolsets is not read: env.distribution {config.distribution!r} draws the toolsets")
     for note in notes:
-        env.console.print(f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        env.console.print(
+            f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=not env.console.is_terminal
+        )
 
 
 def _loop_of_run(

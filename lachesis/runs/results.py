@@ -29,6 +29,8 @@ from lachesis.runs.reports import NO_REPORT
 from lachesis_messages.records.entries import COMPLETED_FILE, FAILED_FILE
 
 Row = tuple[str, str]
+LONGEST_LABEL = 24
+"""Characters; a longer one is left of no column."""
 
 
 def program() -> str:
@@ -112,7 +114,8 @@ class RunResult:
         earlier = summary.groups > self.played + self.failed_groups + self.left_to_agents
         now = f" ({self.played} in this run)" if earlier else ""
         once = different(summary.scores)
-        again = f", only {once} different, so the interval is too narrow" if once < len(summary.scores) else ""
+        slightly = "slightly " if once >= 0.9 * len(summary.scores) else ""
+        again = f", {once} of them distinct: the interval is {slightly}too narrow" if once < len(summary.scores) else ""
         if self.evaluation:
             yield from figure_rows(summary)
             yield "items", f"{summary.items}{again}"
@@ -281,15 +284,19 @@ def path_link(path: Path) -> Text:
 def print_result(console: Console, result: ShownResult) -> None:
     """The table that a run ends with, and where everything is."""
     table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
+    rows, paths = [*result.rows()], [*result.paths()]
+    width = max(12, *(size for label, _ in (*rows, *paths) if (size := len(label)) <= LONGEST_LABEL))
+    table.add_column(style="bold", no_wrap=True, min_width=width)
     table.add_column(overflow="fold")
-    for row in result.rows():
+    for row in rows:
         table.add_row(*map(escape, row))
     console.print(table)
-    for label, path in result.paths():  # outside of the table: a path that is wrapped cannot be copied
-        console.print(Text.assemble((f"{label:<13} ", "bold"), path_link(path)), soft_wrap=True)
+    for label, path in paths:  # outside of the table: a path that is wrapped cannot be copied
+        console.print(Text.assemble((f"{label:<{width}}  ", "bold"), path_link(path)), soft_wrap=True)
     for step, line in enumerate(result.next_steps()):
-        console.print(Text.assemble((f"{'' if step else 'next':<14}", "bold"), line), soft_wrap=True)
+        if console.is_terminal and width + 2 + len(line) > console.width:
+            line = line.replace("   (", f"\n{'':<{width + 2}}(")  # a terminal breaks a long line inside a word
+        console.print(Text.assemble((f"{'' if step else 'next':<{width}}  ", "bold"), line), soft_wrap=True)
     for advice in result.advice():
         _print_prose(console, advice, style="default")
     for warning in result.warnings():

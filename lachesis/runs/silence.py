@@ -52,4 +52,6 @@ class SilenceWatch:
             await asyncio.sleep(min(0.5, SILENT_AFTER / 4))
 
     def _tell(self, line: str) -> None:
-        self._console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(
+            line, style="yellow", markup=False, highlight=False, soft_wrap=not self._console.is_terminal
+        )

@@ -174,7 +174,7 @@ async def test_trajectories_of_completed_but_wrong_rollouts_are_kept_apart_where
     [good], [wrong] = lines(result.files.samples), lines(result.files.failed_samples)
     assert (good["reward"], good["completed"], wrong["reward"], wrong["completed"]) == (1.0, True, 0.0, True)
     print_result(Console(file=(out := io.StringIO())), result)
-    assert f"\nnot completed, or reward below 0.5 {result.files.failed_samples}\n" in out.getvalue()
+    assert f"\nnot completed, or reward below 0.5  {result.files.failed_samples}\n" in out.getvalue()
 
 
 async def test_no_other_command_replaces_a_file_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

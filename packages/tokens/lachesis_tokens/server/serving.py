@@ -178,7 +178,9 @@ async def _prove_tokenizer(env: Environment, server: TokenServer) -> None:
     proof = server.tokenizer_proof
     unproven = [engine.base_url for engine in server.servers if not await proof.prove(engine)]
     compared = f"compared with {len(server.servers) - len(unproven)} of {len(server.servers)} servers"
-    env.console.print(f"tokenizer {proof.described}, {compared}", markup=False, highlight=False, soft_wrap=True)
+    env.console.print(
+        f"tokenizer {proof.described}, {compared}", markup=False, highlight=False, soft_wrap=not env.console.is_terminal
+    )
     if unproven:
         env.console.print(
             f"warning: {', '.join(unproven)}: nothing there says how it splits text and special tokens, so a wrong "
@@ -187,14 +189,14 @@ async def _prove_tokenizer(env: Environment, server: TokenServer) -> None:
             style="bold yellow",
             markup=False,
             highlight=False,
-            soft_wrap=True,
+            soft_wrap=not env.console.is_terminal,
         )
 
 
 async def _check_template(env: Environment, server: TokenServer) -> None:
     """Print how the chat template continues conversations; a template that hides the tools is an error."""
     report = await asyncio.to_thread(lambda: server.prompts.template_report)
-    env.console.print(report.summary(), markup=False, highlight=False, soft_wrap=True)
+    env.console.print(report.summary(), markup=False, highlight=False, soft_wrap=not env.console.is_terminal)
     if env.tool_definitions() and not report.shows_tools:
         raise ServerConfigError(
             "the model's chat template does not show it the tools; set --env.chat_template to one that does "
@@ -221,4 +223,4 @@ async def _check_parser(env: Environment, server: TokenServer, tools: Sequence[d
             )
         )
     if match.note is not None:
-        env.console.print(match.note, markup=False, highlight=False, soft_wrap=True)
+        env.console.print(match.note, markup=False, highlight=False, soft_wrap=not env.console.is_terminal)
