@@ -131,11 +131,12 @@ async def test_a_rejection_is_never_retried(serve, status, body, kind):
         ('{"error": {"message": "no such thing"}}', "with 400: no such thing"),
         ('{"error": "plain"}', "with 400: plain"),
         ('{"error": {"message": " "}}', '{"error": {"message": " "}}'),
-        ("<html>", "<html>"),
+        ("a\n  b", "with 400: a b"),
+        ("<!DOCTYPE HTML>\n<html>\n", "an HTML page, so this is not an OpenAI-compatible server; set base_url to one"),
         ("[" * 100_000, "[[[["),
     ],
 )
-def test_a_rejection_shows_the_servers_message_and_any_other_body_as_it_is(body, said):
+def test_a_rejection_shows_the_servers_message_and_any_other_body_in_a_line(body, said):
     assert said in str(RequestRejected("server", 400, body))
 
 

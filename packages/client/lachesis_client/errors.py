@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import urlsplit
 
 from backends.errors import ExitCode, LachesisError
@@ -50,7 +51,14 @@ class RequestRejected(InferenceError):
         self.body = body
         self.refuses_content = status in (400, 413, 422)
         """Whether it is about the content of the request, and not about a key, a name, a quota or a route."""
-        super().__init__(server, f"rejected the request with {status}: {words_of(body)[:500]}", next_step)
+        said = " ".join(words_of(body).split())[:500]
+        if _PAGE.match(said):
+            said = "an HTML page, so this is not an OpenAI-compatible server"
+            next_step = "set base_url to one, with its path, mostly /v1"
+        super().__init__(server, f"rejected the request with {status}: {said}", next_step)
+
+
+_PAGE: Final = re.compile(r"<!doctype html|<html|<head|<body", re.IGNORECASE)
 
 
 def words_of(body: str) -> str:
