@@ -322,6 +322,11 @@ class RolloutApi(HttpSessionOwner):
                 raise ApiDown(self.url, str(error) or f"no answer to {path} within {timeout:g} s") from error
             except aiohttp.InvalidURL as error:
                 raise ApiRefused(self.url, 0, "this is not a URL; set rollout_server_url") from error
+            except aiohttp.ClientConnectorError as error:
+                step = "start one with `lachesis api`, or train with `lachesis train`"
+                raise ApiDown(
+                    self.url, f"nothing answers there ({error.os_error.strerror or error}); {step}"
+                ) from error
             except (aiohttp.ClientError, OSError) as error:
                 raise ApiDown(self.url, f"{type(error).__name__}: {error}") from error
         if status >= 500:
