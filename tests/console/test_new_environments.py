@@ -167,6 +167,15 @@ def test_the_check_finds(changes: dict[str, Any], said: str) -> None:
     assert said in str(report) if said else report.findings == [], str(report)
 
 
+def test_a_reference_policy_without_a_solution_for_an_item_is_a_note() -> None:
+    def plays(messages: Any, tools: Any) -> str:
+        raise SettingsError("it has no solutions")
+
+    cls = type("Echo", (Echo,), {"__module__": __name__, "plays": staticmethod(plays)})
+    report = asyncio.run(check_environment(cls, items=2))
+    assert report.findings == [] and "it has no solution for this item" in report.notes[0]
+
+
 def test_an_environment_that_scores_nothing_is_one_finding() -> None:
     def fails(said: str, word: str) -> float:
         raise ValueError("the rubric is missing")

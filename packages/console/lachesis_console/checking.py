@@ -11,7 +11,7 @@ from backends.text import counted
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis_console.auditing.of_environment import SLOW_SANDBOX, SLOW_SETUP
 from lachesis_console.auditing.plan import AuditPlan
-from lachesis_console.auditing.playing import NO_REFERENCE, Stage
+from lachesis_console.auditing.playing import NO_REFERENCE, NO_SOLUTION, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,8 @@ async def check_environment(
     report = CheckReport(findings=list(stage.facts.misspelt))
     if stage.facts.has_reference is False:
         missing = stage.facts.left_out[0]
-        (report.notes if NO_REFERENCE in missing else report.findings).append(missing)
+        is_fact = NO_REFERENCE in missing or NO_SOLUTION in missing
+        (report.notes if is_fact else report.findings).append(missing)
     for policy in dict.fromkeys(play.policy for play in stage.plays):
         report.played.append(_played(policy, stage))
     _judge(report)

@@ -43,6 +43,7 @@ from lachesis_console.replaced import with_methods
 from lachesis_messages.messages import Message
 
 NO_REFERENCE = "there is no reference_policy()"
+NO_SOLUTION = "it has no solution for this item"
 _LOOKS = frozenset({"terminal", "read_file", "read_bytes", "search", "call_tool", "download_file", "download_dir"})
 """Methods of `ctx` that read the agent's files in the agent's sandbox."""
 SCANNED = 400
@@ -244,7 +245,7 @@ class Stage:
         play.seconds = time.monotonic() - started
         play.memory, play.held = resident(), held()
         if playing.unsolved:
-            raise NoSolution("it has no solution for this item")
+            raise NoSolution(NO_SOLUTION)
         self.plays.append(play)
         self._finished(play)
         return play
