@@ -633,7 +633,10 @@ def test_caps_end_a_run_that_a_later_start_continues(tmp_path: Path, capsys: pyt
     with served(thinks) as server:
         more = ["--concurrency", "2", "--max_total_tokens", "30"]
         assert batch(flags(source, tmp_path, server.base_url, *more)) == 0
-        assert "--max-total-tokens 30 is reached" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "--max-total-tokens 30 is reached" in said
+        done, left = (int(re.search(pattern, said)[1]) for pattern in (r"samples +(\d+) of", r"not finished +(\d+):"))
+        assert done + left == 20 and left > 0
         assert 6 <= len(server.requests) < 12
         more = ["--concurrency", "2", "--max_cost", "0.00006", "--prices", "0,1"]
         assert batch(flags(source, tmp_path, server.base_url, *more)) == 0

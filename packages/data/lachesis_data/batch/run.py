@@ -88,6 +88,8 @@ class BatchResult:
             f"{totals.done - sink.gone}{wanted}{gone}: {totals.kept.groups} kept ({sink.played} in this start), "
             f"{totals.discarded} discarded for no reasoning, {totals.failed.groups} failed",
         )
+        if sink.total >= 0 and (left := sink.total - totals.done + sink.gone) > 0:
+            yield "not finished", f"{left}: without an answer so far, or none that counts; the next start plays them"
         yield "completed", f"{totals.kept.counts['completed']} of {totals.kept.groups}"
         if totals.failed.outcomes:
             yield "failures", listed(totals.failed.outcomes.most_common())
