@@ -327,6 +327,15 @@ def test_a_folder_or_a_port_that_cannot_be_used_is_an_error(tmp_path: Path, caps
     assert "choose another --port or --host" in capsys.readouterr().err
 
 
+def test_a_folder_without_runs_is_said_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lachesis", "view", str(tmp_path), "--port", "0", "--index", str(tmp_path / "i")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        process.send_signal(2)
+    assert said == f"no runs below {tmp_path} yet; make one with `lachesis process ENV`\n"
+
+
 async def test_a_batch_without_rewards_is_shown_as_one_and_not_as_failed(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     group = {**example_groups()[0], "environment": "batch"}

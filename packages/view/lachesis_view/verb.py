@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,6 +68,8 @@ async def _serve(arguments: argparse.Namespace) -> int:
     runner, url = await serve(index, arguments.host, arguments.port, vocabulary, audits, notes=arguments.notes)
     url = url.replace("/?", "/audits?") if "?" in url and shown.is_file() else url + "audits" * shown.is_file()
     print(f"{url}\nshows {shown if shown.is_file() else index.root}; Ctrl+C stops it", flush=True)
+    if audits is None and not index.runs():
+        print(f"no runs below {index.root} yet; make one with `lachesis process ENV`", file=sys.stderr)
     if arguments.open:
         import webbrowser
 
