@@ -41,12 +41,13 @@ if [ ! -x "$venv/bin/pip" ]; then
 fi
 
 echo "installing the locked dependencies into $venv (about 350 MB of downloads the first time) ..."
-status=$venv/.pip-status
+status=$venv/.pip-status errors=$venv/.pip-errors  # its warnings, a hundred lines in some networks, matter if it fails
 if [ -t 1 ]; then terminal=1; else terminal=0; fi
 { code=0
-  "$venv/bin/pip" install --disable-pip-version-check --progress-bar off --no-deps --requirement "$lock" || code=$?
+  "$venv/bin/pip" install --disable-pip-version-check --progress-bar off --no-deps --requirement "$lock" 2>"$errors" || code=$?
   echo "$code" >"$status"
 } | progress "$terminal"
+[ "$(cat "$status")" = 0 ] || cat "$errors" >&2
 [ "$(cat "$status")" = 0 ] || fail "pip could not install $lock, see above; run the same command again to go on"
 # Every folder with a pyproject.toml is a package of its own; all of them are built by what the lock has.
 for project in . */pyproject.toml packages/*/pyproject.toml; do

@@ -14,7 +14,7 @@ printf '#!/bin/sh\nexec "%s" -m lachesis "$@"\n' "$("$venv/bin/python" -c 'impor
 chmod +x "$venv/bin/lachesis"
 cmp -s "$list" "$venv/.installed" && exit
 echo "installing $(grep -c '==' "$list") packages of $list into $venv ..."
-"$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --requirement "$list" || {
+"$venv/bin/pip" install --quiet --quiet --disable-pip-version-check --no-deps --requirement "$list" || {
   echo "error: pip could not install $list, see above" >&2
   # "+cpu" admits no CUDA build of some GB, which is what PyPI has.
   ! grep -q '^torch.*+cpu' "$list" || echo "  If it names torch: its index has no CPU build. Name one that has, from PyTorch's" \
