@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from backends.errors import SettingsError
-from lachesis.cli.verb_parser import VerbParser
+from lachesis.cli.verb_parser import NO_ENVIRONMENT, VerbParser
 
 Verb = Literal["eval", "process", "serve"]
 
@@ -37,6 +37,8 @@ def main(
     parser, settings = _parser(verb)
     if not arguments or {"-h", "--help"} & {*arguments}:
         parser.print_help()
+        if not arguments:
+            print(NO_ENVIRONMENT, file=sys.stderr)
         return 0 if arguments else 2
     target, *rest = arguments
     if target.startswith("-"):
@@ -94,6 +96,16 @@ DEFAULTS = {
 than a help may take."""
 
 
+def add_agent_flags(add: Callable[..., None], *, temperature: str) -> None:
+    """The short flags of what an agent may do. `add` gets a setting, the name of its value, a help, and the flags."""
+    add(temperature, "T", "sampling temperature", "-T", "--temperature", read=float)
+    add("env.max_token_length", "N", "limit of tokens in one answer", "-t", "--max-tokens", read=int)
+    add("env.max_agent_turns", "N", "limit of turns in a rollout", "--max-turns", read=int)
+    toolsets = "toolsets and tools that the agent has"
+    add("env.enabled_toolsets", "A,B", toolsets, "--toolsets", read=lambda text: f"[{text}]")
+    add("env.terminal_backend", "NAME", "where sandboxes run: local, docker, ...", "--backend")
+
+
 def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
     """The parser, and by the name of a setting the flag for it."""
     parser = VerbParser(
@@ -129,18 +141,7 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
     add("env.eval_samples" if evaluates else "env.group_size", "N", "rollouts per item", "-r", read=int)
     workers = "env.max_eval_workers" if evaluates else "env.max_num_workers"
     add(workers, "N", f"{'rollouts' if evaluates else 'groups'} at once", "-c", "--concurrency", read=int)
-    temperature = "env.eval_temperature" if evaluates else "env.agent_temperature"
-    add(temperature, "T", "sampling temperature", "-T", "--temperature", read=float)
-    add("env.max_token_length", "N", "limit of tokens in one answer", "-t", "--max-tokens", read=int)
-    add("env.max_agent_turns", "N", "limit of turns in a rollout", "--max-turns", read=int)
-    add(
-        "env.enabled_toolsets",
-        "A,B",
-        "toolsets and tools that the agent has",
-        "--toolsets",
-        read=lambda text: f"[{text}]",
-    )
-    add("env.terminal_backend", "NAME", "where sandboxes run: local, docker, ...", "--backend")
+    add_agent_flags(add, temperature="env.eval_temperature" if evaluates else "env.agent_temperature")
     if evaluates:
         add("env.data_dir_to_save_evals", "FOLDER", "folder for the results", "-o", "--output")
     elif verb == "process":

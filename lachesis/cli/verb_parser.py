@@ -8,6 +8,8 @@ import textwrap
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+NO_ENVIRONMENT = "error: name an environment: `lachesis envs` lists some"
+
 
 class VerbParser(argparse.ArgumentParser):
     """The parser of a verb. Its help is: usage in one line, examples, what the verb does, arguments.
@@ -53,6 +55,9 @@ class VerbParser(argparse.ArgumentParser):
             unknown = next(iter(re.findall(r"unrecognized arguments: (-[^\s=]*)", message)), "")
         near = get_close_matches(unknown, known, n=1) if unknown else []
         verbs = [*next((each.choices for each in self._actions if isinstance(each, argparse._SubParsersAction)), ())]
+        if message == "the following arguments are required: ENV":
+            self.print_help()
+            self.exit(2, f"{NO_ENVIRONMENT}\n")
         if "arguments are required" in message and verbs:
             message = f"name one of {', '.join(verbs)}"
         super().error(f"{message}; did you mean {near[0]}?" if near else message)

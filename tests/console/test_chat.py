@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from backends.errors import SettingsError
+from lachesis.cli import main
 from lachesis_console.chat.agent_lines import NotACall, read_line
 from lachesis_console.chat.journal import Journal
 from lachesis_console.chat.recordings import differs, find_rollout, recorded_policy, recorded_rollouts
@@ -315,6 +316,18 @@ def test_what_breaks_in_the_environment_is_said(typed: str, why: str, tmp_path: 
     assert f'Error("{why}")\n' in said and "error: environment: " in said
     assert f"the rollout is in {tmp_path}/run/groups.failed.jsonl" in said and "groups 0/1" not in said
     assert len(records(tmp_path / "run", "groups.failed.jsonl")) == 1
+
+
+def test_an_item_that_no_stream_of_items_reaches_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lachesis_console.verbs.chat._SEEKING", 0.1)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "endless.py").write_text(BROKEN)
+    line = [f"{tmp_path}/endless.py", "--item", "99999999", "-m", "reference", "-o", f"{tmp_path}/run"]
+    assert main(["chat", *line]) == 2
+    said = "".join(capsys.readouterr())
+    assert "looking for item 99999999" in said and "item 99999999 is too far: 0.1 s lead to item " in said
 
 
 def test_no_character_ends_a_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

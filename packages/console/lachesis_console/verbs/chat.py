@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import io
 import re
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import SettingsError
+from lachesis.cli.play_environment import add_agent_flags
 from lachesis.cli.verb_parser import VerbParser, count
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ commands, Ctrl-C interrupts the answer or the tool, Ctrl-D ends the chat.
 _TURNS = 1000
 _DRAWN = 2000
 """Items among which that of a recording is sought."""
+_SEEKING = 15.0
+"""Seconds at most in which the item with a number is drawn: a generator has no last one."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,6 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("-b", "--base-url", metavar="URL", help="URL of the OpenAI-compatible server")
     parser.add_argument("-k", "--api-key", metavar="KEY", help="API key of the server")
+
+    def add(setting: str, metavar: str, text: str, *names: str, read: Any = str) -> None:
+        parser.add_argument(*names, dest=setting, metavar=metavar, help=text, type=read)
+
+    add_agent_flags(add, temperature="env.agent_temperature")
     parser.add_argument(
         "-o", "--output", metavar="FOLDER", help="where the rollout is written; FOLDER-2 where it exists"
     )
@@ -68,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, flags = parser.parse_known_args(arguments)
     for name, value in (("model_name", given.model), ("base_url", given.base_url), ("api_key", given.api_key)):
         flags += [f"--openai.{name}={value}"] if value is not None else []
+    flags += [f"--{name}={value}" for name, value in vars(given).items() if "." in name and value is not None]
     if given.output:
         from lachesis.runs.run_folder import unused
 
@@ -220,9 +230,16 @@ def _environment(
     async def drawn(env: HermesAgentBaseEnv) -> Any:
         item = await of_hook(env_cls.get_next_item(env))
         # A recorded item is drawn too: an environment may keep what it knows of it.
-        for _ in range(number if recorded is None else _DRAWN):
+        until = time.monotonic() + _SEEKING
+        if recorded is None and number > _DRAWN:
+            seat.screen.note(f"looking for item {number}")
+        for at in range(number if recorded is None else _DRAWN):
             if item is None or (recorded is not None and item == recorded.item):
                 break
+            if recorded is None and time.monotonic() > until:
+                raise SettingsError(
+                    f"item {number} is too far: {_SEEKING:g} s lead to item {at}; choose a lower --item"
+                )
             item = await of_hook(env_cls.get_next_item(env))
         if recorded is not None:
             item = recorded.item
