@@ -53,12 +53,21 @@ GROUPS = {
     "more": {
         "fake-server": "a model server without a model, for tests",
         "images": "build images of Dockerfiles without an engine",
-        "pool": "sandboxes on many machines",
+        "pool": "run sandboxes on many machines",
         "sandboxes": "list, remove and attack sandboxes",
         "tasks": "build, convert and verify task folders",
     },
 }
 VERBS = {verb: text for verbs in GROUPS.values() for verb, text in verbs.items()}
+SUBCOMMANDS = {
+    **dict.fromkeys(("compare", "regrade"), "eval"),
+    **dict.fromkeys(("convert", "dedup", "show", "stats", "validate"), "trajectories"),
+    **dict.fromkeys(("build", "prune"), "images"),
+    **dict.fromkeys(("attack", "reap"), "sandboxes"),
+    **dict.fromkeys(("up", "worker"), "pool"),
+    "merge": "batch",
+}
+"""The verb of a second word, for who writes that first."""
 ALIASES = {"evaluate": "eval"}
 """Other names; an environment's own command has this one."""
 PACKAGES = {
@@ -109,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.SETTINGS
     if parsed.verb not in VERBS and parsed.verb not in REGISTRY.names():
         near = get_close_matches(parsed.verb, VERBS, n=1)
+        near = [f"`lachesis {SUBCOMMANDS[parsed.verb]} {parsed.verb}`"] if parsed.verb in SUBCOMMANDS else near
         hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(VERBS)}"
         parser.error(f"there is no verb {parsed.verb!r}; {hint}")
     if "" not in sys.path:

@@ -47,7 +47,7 @@ def environment_class(target: str) -> Any:
         if not names:
             hint = "none are installed; Lachesis' own are in the package lachesis-envs"
         if Path(target).exists():
-            raise SettingsError(f"{target} is no Python file; name an env.py, or one of `lachesis envs`")
+            raise SettingsError(f"{target} is not a Python file; name an env.py, or one of `lachesis envs`")
         raise SettingsError(f"there is no environment {target!r}; {hint} (or write path.py:Class)")
     if (place := target.partition(":")[0]).endswith(".py") and not Path(place).is_file():
         near = close_names(Path(place).name, (found.name for found in Path(place).parent.glob("*.py")), cutoff=0.6)

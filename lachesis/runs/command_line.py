@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import signal
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -166,25 +168,41 @@ def read_settings(
     from_file = {**_agent_section(path, file.get("agent")), **from_file}
     env_values = {**chosen_values(default_config), **from_file, **flags.get("env", {})}
     reject_unknown("env.", env_values, type(default_config).model_fields)
-    config = validate_settings(type(default_config), env_values, "env")
+    with _of_file(path, "env", from_file, flags):
+        config = validate_settings(type(default_config), env_values, "env")
     for name in type(config).model_fields:
         if (instead := facts_of(type(config), name).use_instead) and getattr(config, name):
             raise SettingsError(f"env.{name} is not translated for model servers; use {instead}")
     if command == "process" and config.total_steps < 1:
         raise SettingsError("env.total_steps: -1 is the number of the trainer's steps, which only `serve` knows")
-    servers = _servers(
-        default_servers,
-        file.get("openai"),
-        flags.get("openai", {}),
-        names_tokenizer="tokenizer_name" in {**from_file, **flags.get("env", {})},
-        ask=ask,
-    )
+    with _of_file(path, "openai", file.get("openai"), flags):
+        servers = _servers(
+            default_servers,
+            file.get("openai"),
+            flags.get("openai", {}),
+            names_tokenizer="tokenizer_name" in {**from_file, **flags.get("env", {})},
+            ask=ask,
+        )
     _note_without_effect(command, default_config, file, flags)
     try:
         options = {name: truth(str(flags.get(name, file.get(name) or False))) for name in ("slurm", "testing")}
     except ArgumentTypeError as error:
         raise SettingsError(f"{path}: slurm or testing: {error}") from None
     return command, {"config": config, "server_configs": servers, **options}
+
+
+@contextmanager
+def _of_file(path: str | None, namespace: str, in_file: Any, flags: Mapping[str, Any]) -> Iterator[None]:
+    """An error of a setting that only the file has names the file too."""
+    try:
+        yield
+    except SettingsError as error:
+        name = re.split(r"[.:]", str(error).removeprefix(f"{namespace}."), maxsplit=1)[0]
+        parts = in_file if isinstance(in_file, list) else [in_file]
+        known = {*itertools.chain(*(part for part in parts if isinstance(part, dict)))}
+        if path is None or name not in known - {*flags.get(namespace, {})}:
+            raise
+        raise SettingsError(f"{path}: {error}") from error
 
 
 def _agent_section(path: str | None, section: Any) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("gsm8k process --env.data_path_to_save_groups x.failed.jsonl", 2, "choose another name"),
         ("gsm8k process --env.data_path_to_save_groups /proc/x/groups.jsonl", 1, "cannot write to /proc/x"),
         ("gsm8k serve", 2, "Phase 1"),
-        ("export nowhere --format hermes --out x", 1, "nowhere: cannot be read"),
+        ("export nowhere --format hermes --out x", 2, "nowhere: cannot be read"),
         ("export nowhere --format hermse --out x", 2, "Did you mean 'hermes'?"),
         ("export nowhere --format openai --out x --options {min_rewrd:1}", 2, "min_rewrd"),
         ("export nowhere --format openai --out x --min-reward much", 2, "expected a number, got 'much'"),
@@ -122,10 +122,10 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("tasks show nowhere", 2, "no task is there"),
         ("batch --env gsm9k --batch_size 1 --run_name x --max_samples 1", 2, "did you mean gsm8k?"),
         ("compress --input nowhere", 2, "no file or folder nowhere"),
-        ("eval compare played nowhere", 1, "that is a run of `process`; play an evaluation"),
+        ("eval compare played nowhere", 2, "that is a run of `process`; play an evaluation"),
         ("trajectories show played --line 7", 2, "played/trajectory_samples.jsonl: no entry has line 7"),
         ("trajectories stats played/groups.jsonl", 1, "error: no entries in played/groups.jsonl"),
-        ("eval played", 2, "played is no Python file"),
+        ("eval played", 2, "played is not a Python file"),
         ("view --no-open", 2, "did you mean --open?"),
         ("view task.py", 2, "task.py is neither a folder of runs nor a JSON file of `lachesis audit`"),
         ("report nowhere", 2, "there is no file or folder nowhere"),
@@ -138,6 +138,12 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ),
         ("nope", 2, "there is no verb 'nope'; choose from doctor, demo"),
         ("evall gsm8k", 2, "there is no verb 'evall'; did you mean eval?"),
+        ("compare a b", 2, "there is no verb 'compare'; did you mean `lachesis eval compare`?"),
+        *((verb, 2, "error: name an environment: `lachesis envs` lists some") for verb in ("eval", "process", "serve")),
+        ("check", 2, "error: name an environment: `lachesis envs` lists some"),
+        ("chat terminal -t two", 2, "argument -t/--max-tokens: expected a whole number, got 'two'"),
+        ("chat terminal -T inf", 2, "env.agent_temperature: must be a finite number"),
+        ("eval gsm8k --config wrong.yaml", 2, "error: wrong.yaml: env.group_size: must be a whole number (got 'many')"),
         ("eval gsm8k -n two", 2, "argument -n: expected a whole number, got 'two'"),
         ("eval gsm8k -n 0", 2, "error: -n: env.eval_items: must be at least 1 (got 0)"),
         ("process gsm8k -n 0", 2, "error: -n: env.total_steps: must be at least 1"),
@@ -181,6 +187,7 @@ def test_every_wrong_setting_ends_with_2_and_what_cannot_be_reached_with_1(
     for name in ("groups.jsonl", "trajectory_samples.jsonl"):
         Path("played", name).touch()
     Path("misspelt.yaml").write_text("enviroment: {group_size: 2}", encoding="utf-8")
+    Path("wrong.yaml").write_text("env: {group_size: many}", encoding="utf-8")
     Path("broken.yaml").write_text("env: {a", encoding="utf-8")
     Path("unread").mkdir()
     Path("unread", "task.toml").write_text("[", encoding="utf-8")

@@ -45,7 +45,11 @@ STANDARDS: Registry[Standard] = Registry(
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal; the exit code."""
     arguments = list(argv or ())
-    parser = VerbParser(prog="lachesis serve ENV --as", description=__doc__)
+    parser = VerbParser(
+        prog="lachesis serve ENV --as",
+        usage=f"lachesis serve ENV --as {{{','.join(STANDARDS.names())}}} [options]",
+        description=__doc__,
+    )
     parser.add_argument("--as", dest="standard", required=True, choices=STANDARDS.names(), help="the standard")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
     parser.add_argument("--port", default=8080, type=port_number, help="0 is a free port")
