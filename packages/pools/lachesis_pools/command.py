@@ -1,4 +1,4 @@
-"""`lachesis pool`: sandboxes of many machines."""
+"""`lachesis pool`: run sandboxes on many machines."""
 
 from __future__ import annotations
 

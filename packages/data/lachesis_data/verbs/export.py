@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     names = ", ".join([*EXPORTS.names(), JOB])
     parser.add_argument(
-        "--format", required=True, metavar="NAME", help=f"one of {names}, or an export of yours as package.module:name"
+        "--format", required=True, metavar="NAME", help=f"one of {names}, or your own export as package.module:name"
     )
     parser.add_argument(
         "--out",

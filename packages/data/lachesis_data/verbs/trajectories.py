@@ -1,4 +1,4 @@
-"""`lachesis trajectories`: figures, checks, single entries, conversion and duplicates of files of trajectories."""
+"""`lachesis trajectories`: inspect, validate, convert and deduplicate trajectory files."""
 
 from __future__ import annotations
 

@@ -137,8 +137,8 @@ def _charts(lines: Sequence[Mapping[str, Any]]) -> Iterator[Chart | None]:
         note="mean; before the update",
     )
     kl = [Line("k3", values(f"{sampling}kl_k3")), Line("k1", values(f"{sampling}kl_k1"))]
-    yield line_chart("KL of sampler and trainer", steps, kl, note="nats a token")
-    yield line_chart("Entropy", steps, [Line("sampler", values("train/entropy"))], note="nats a token")
+    yield line_chart("KL of sampler and trainer", steps, kl, note="nats per token")
+    yield line_chart("Entropy", steps, [Line("sampler", values("train/entropy"))], note="nats per token")
     clip = [
         Line("above the upper bound", values("train/clip_ratio/high_mean")),
         Line("below the lower bound", values("train/clip_ratio/low_mean")),
@@ -155,7 +155,7 @@ def _charts(lines: Sequence[Mapping[str, Any]]) -> Iterator[Chart | None]:
     yield bar_chart("Outcomes", steps, parts("train/outcome/"), note="rollouts")
     yield bar_chart("Skipped and refused", steps, parts("train/skipped/"), note="samples, by reason")
     yield bar_chart("Time", steps, parts("time/"), note="seconds by phase", unit=" s")
-    yield line_chart("Speed", steps, [Line("tokens a second", values("train/tokens_per_second"))], floor=0.0)
+    yield line_chart("Speed", steps, [Line("tokens per second", values("train/tokens_per_second"))], floor=0.0)
     yield line_chart("Queue", steps, [Line("groups that wait", values("train/queue"))], floor=0.0)
     yield line_chart("Norm of the gradient", steps, [Line("norm", values("train/grad_norm"))], floor=0.0)
     yield line_chart("Learning rate", steps, [Line("learning rate", values("train/learning_rate"))], floor=0.0)
