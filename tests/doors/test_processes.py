@@ -13,7 +13,7 @@ import pytest
 
 from backends.errors import SettingsError
 from lachesis.cli.environment_classes import environment_class
-from lachesis_doors.guest_process import GuestError, GuestLost, GuestProcess
+from lachesis_doors.guest_process import GuestError, GuestLost, GuestProcess, NotLoaded
 from lachesis_doors.processes import Package, ProcessEnv, interpreter
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import lines, make, process, rollouts
@@ -257,11 +257,14 @@ async def test_a_guest_that_ends_between_two_items_is_started_for_the_next(tmp_p
 
 
 async def test_an_environment_that_cannot_be_loaded_is_named_before_the_first_rollout(
-    tmp_path: Path, door: Any
+    tmp_path: Path, door: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(GuestError, match=r"sums:broken: KeyError: 'level'") as caught:
+    monkeypatch.setenv("LACHESIS_DOORS", str(tmp_path))
+    with pytest.raises(
+        NotLoaded, match=r"sums:broken: KeyError: 'level'\. Next step: .*; what it printed is in "
+    ) as caught:
         await play(door("sums:broken"), tmp_path, adds)
-    assert "in __init__" in str(caught.value)
+    assert "\n" not in str(caught.value) and "in __init__" in (tmp_path / "logs" / "sums-broken.log").read_text()
 
 
 async def test_sessions_of_one_process_never_meet_and_answers_may_be_large(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ _LOADING = 900.0
 """Seconds that a guest has to load its environment."""
 _ENDING = 5.0
 """Seconds that a guest has to end when its input is closed."""
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _LAST_WORDS = 4000
 """Bytes of standard error that are kept for messages."""
 
@@ -43,6 +45,18 @@ class GuestError(LachesisError):
 
     def __str__(self) -> str:
         return f"{self.args[0]}\n{self.trace}".rstrip()
+
+
+class NotLoaded(GuestError):
+    """The environment cannot be loaded. In a line: what the guest printed, and its traceback, are in a file."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def doors_folder() -> Path:
+    """Of the interpreters of doors, and of the logs of their guests."""
+    return Path(os.environ.get("LACHESIS_DOORS") or Path.home() / ".cache/lachesis/doors")
 
 
 @contextlib.contextmanager
@@ -80,7 +94,7 @@ class GuestProcess:
         """Start the process, if it does not run, and load the environment.
 
         Raises:
-            GuestError: the environment cannot be loaded.
+            NotLoaded: the environment cannot be loaded.
             GuestLost: the process cannot be started, ended, or takes too long to load the environment.
         """
         async with self._starting:
@@ -98,15 +112,34 @@ class GuestProcess:
                 raise GuestLost(f"{self.name}: cannot start {self._command[0]}: {error.strerror or error}") from error
             self._last_words = b""
             self._reading = [asyncio.create_task(self._read()), asyncio.create_task(self._listen())]
-            loaded = False
+            loaded, failed = False, None
             try:
                 self.about = await asyncio.wait_for(self._ask({"call": "load"}), _LOADING)
                 loaded = True
+            except GuestError as error:
+                failed = error
             except TimeoutError:
                 raise GuestLost(f"{self.name}: not loaded after {_LOADING:g} s") from None
             finally:
                 if not loaded:  # the next start begins with a new process
                     await self._kill()
+            if failed is not None:
+                raise self._not_loaded(failed)
+
+    def _not_loaded(self, error: GuestError) -> NotLoaded:
+        """With the first words of what the guest raised: some packages raise a page."""
+        lines = (line.strip() for line in _COLOURS.sub("", error.args[0]).splitlines())
+        said = " ".join([line for line in lines if re.search(r"\w", line)][:2]).rstrip(".")
+        if "Next step" not in said:
+            said += " " if said.endswith("?") else ". "
+            said += "Next step: correct its name or its arguments, or give it what it needs"
+        log = doors_folder() / "logs" / (re.sub(r"[^\w.-]", "-", self.name)[:100] + ".log")
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(f"{self._last_words.decode(errors='replace')}\n{error.args[0]}\n{error.trace}")
+        except OSError:
+            return NotLoaded(said, error.trace)
+        return NotLoaded(f"{said}; what it printed is in {log}", error.trace)
 
     async def call(self, call: str, session: str | None = None, **arguments: Any) -> Any:
         """What the guest's method returns.

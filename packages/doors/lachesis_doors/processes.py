@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 from backends.errors import SettingsError
 from lachesis_doors.door_env import PATIENCE, DoorEnv, DoorSession
-from lachesis_doors.guest_process import INSIDE, GuestLost, GuestProcess
+from lachesis_doors.guest_process import INSIDE, GuestLost, GuestProcess, doors_folder
 from lachesis_tools import ToolSession
 
 
@@ -50,7 +49,7 @@ def interpreter(scheme: str, package: Package) -> str:
     """
     if find_spec(package.module) is not None:
         return sys.executable
-    folder = Path(os.environ.get("LACHESIS_DOORS") or Path.home() / ".cache/lachesis/doors") / scheme
+    folder = doors_folder() / scheme
     if (python := folder / "bin/python").exists():
         return str(python)
     raise SettingsError(
