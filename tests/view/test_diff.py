@@ -16,9 +16,9 @@ import pytest
 from lachesis_messages.records.groups import stored_messages
 from lachesis_testing.export_suite import example_groups
 from lachesis_view import app as viewer
-from lachesis_view.group_page import diff_context, partings
+from lachesis_view.group_page import diff_context, group_context, partings
 from lachesis_view.index import Index
-from lachesis_view.single_page import group_of_one
+from lachesis_view.single_page import group_of_one, group_page
 from tests.support.viewed_runs import played_shelves
 
 
@@ -75,6 +75,17 @@ async def test_the_same_item_of_two_runs_is_compared_and_the_settings_that_diffe
     assert status == 200 and "<h1>Sample 0 and sample 1 of measured, item 0</h1>" in html
     status, html = await pages("diff", a="a run/0/0", b="other/0/1")
     assert "Rollouts diverge at token" not in html, "ids of another tokenizer say nothing"
+
+
+async def test_rollouts_with_the_same_tokens_do_not_diverge(root: Path) -> None:
+    group = json.loads((root / "a run" / "groups.jsonl").read_text().splitlines()[0])
+    first, second = (rollout["rollout_id"] for rollout in group["rollouts"][:2])
+    own = [sample for sample in group["samples"] if sample["rollout_id"] == first]
+    sampled = sum(span["end"] - span["start"] for span in own[-1]["spans"])
+    group["samples"] = own + [{**sample, "rollout_id": second} for sample in own]
+    assert group_context(group)["tokens"] == {"same": sampled, "of": 2}
+    html = group_page(group)
+    assert f"Both rollouts sampled the same {sampled} tokens." in html and "diverge at token" not in html
 
 
 async def test_the_drawing_has_room_for_the_names_of_its_lines(pages: Any) -> None:

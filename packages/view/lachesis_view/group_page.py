@@ -243,10 +243,15 @@ def _last_samples(group: Mapping[str, Any], chosen: Sequence[int]) -> dict[int, 
 
 
 def _tokens(samples: Mapping[int, Mapping[str, Any]], vocabulary: TokenTexts | None) -> dict[str, Any] | None:
-    """Where samples part, token by token; None where there are less than two."""
+    """Where samples part, token by token; how many tokens they share if none does; None with less than two samples."""
     if len(samples) < 2:
         return None
     root = _fork(sorted(samples), {n: sample["tokens"] for n, sample in samples.items()})
+    if not root.children:
+        return {
+            "same": sum(span["end"] - span["start"] for span in samples[root.members[0]]["spans"]),
+            "of": len(samples),
+        }
     start = min(sample["spans"][0]["start"] for sample in samples.values())
     longest = max(len(sample["tokens"]) for sample in samples.values())
     scale = (_WIDTH - 110) / math.log1p(max(1, longest - start))
