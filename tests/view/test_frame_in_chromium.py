@@ -154,6 +154,15 @@ async def test_a_single_step_is_figures_with_their_interval_and_the_colours_of_o
         assert await page.eval(seen) == "hidden", "it would repeat the title"
 
 
+@pytest.mark.parametrize("width", [1280, 1400, 1600])
+async def test_no_figure_of_a_run_has_a_row_of_its_own(played: Path, tmp_path: Path, width: int) -> None:
+    async with browsed(played, tmp_path, width=width) as (page, url):
+        await page.open(f"{url}run/mixed")
+        tops = "[...document.querySelectorAll('.figs > div')].map(each => each.offsetTop)"
+        *figures, outcomes = await page.eval(tops)
+        assert all(figures.count(top) > 1 for top in figures) and outcomes > max(figures)
+
+
 async def test_names_of_any_length_and_shape_fit_a_phone(tmp_path: Path) -> None:
     root, name = tmp_path / "runs", HOSTILE + "W" * 3000
     (root / "odd").mkdir(parents=True)
