@@ -94,6 +94,23 @@ async def test_why_a_rollout_was_not_trained_is_no_cause_of_its_outcome(
         await runner.cleanup()
 
 
+async def test_a_training_run_names_its_environment_its_model_and_its_steps(tmp_path: Path) -> None:
+    body = group_body("g", ASKED, ['{"a": 1}', "2"], [1.0, 0.0]) | {"group_overrides": {"environment": "ascii"}}
+    with TrainingRecorder(tmp_path / "runs/run", decode=decode) as recorder:
+        for at in (1, 2):
+            recorder.step(step(at, [trained(body)]))
+    (tmp_path / "runs/run/checkpoint.json").write_text(json.dumps({"settings": {"base_model": "tiny"}}))
+    index = Index(tmp_path / "runs", tmp_path / "index.sqlite")
+    index.refresh()
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"{url}run/run") as answer:
+            assert '<span class="dim">training · ascii · tiny · 2 steps</span>' in await answer.text()
+    finally:
+        await runner.cleanup()
+        index.close()
+
+
 async def test_a_run_on_files_shows_its_loss_and_examples_and_no_figures_of_rollouts(tmp_path: Path) -> None:
     for name in ("files", "other"):
         with TrainingRecorder(tmp_path / "runs" / name) as recorder:

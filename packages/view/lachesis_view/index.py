@@ -23,7 +23,7 @@ from lachesis_view.filters import Filter
 from lachesis_view.followed_files import COLUMNS, FollowedFiles
 from lachesis_view.html.rollout import last_words
 from lachesis_view.metrics import mean, most_frequent
-from lachesis_view.reports.training import on_files
+from lachesis_view.reports.training import environments, on_files
 from lachesis_view.rows import DECLINED, parsed, storable
 from lachesis_view.trained import as_group, group_name
 
@@ -52,8 +52,8 @@ class Index(FollowedFiles):
 
     def runs(self) -> list[dict[str, Any]]:
         """The runs, the latest first, each with its figures; `planned` items, 0 where its files do not say it;
-        whether it is `running`: a process holds its lock; whether a trainer wrote it; and where no rollouts are known,
-        whether it trains `on_files`, and its last `loss`."""
+        whether it is `running`: a process holds its lock; whether a trainer wrote it, and which `environments` its last
+        step has; and where no rollouts are known, whether it trains `on_files`, and its last `loss`."""
         figures = {
             row["run"]: dict(row)
             for row in self._database.execute(
@@ -81,7 +81,8 @@ class Index(FollowedFiles):
         for row in self._database.execute("SELECT * FROM runs"):
             name = row["name"]
             last = self.ask("SELECT line FROM steps WHERE run = ? ORDER BY step DESC LIMIT 1", name)
-            step = parsed(last[0][0]) if last and name not in figures else {}
+            line = parsed(last[0][0]) if last else {}
+            step = {} if name in figures else line
             latest = max(each[name]["latest"] or 0.0 if name in each else 0.0 for each in (figures, steps))
             found.append(
                 {
@@ -98,6 +99,7 @@ class Index(FollowedFiles):
                     "outcomes": outcomes.get(name, {}),
                     "reward": rewards.get(name),
                     "steps": steps[name]["steps"] if name in steps else 0,
+                    "environments": environments([line]),
                     "on_files": on_files([step]),
                     "loss": step.get("train/loss"),
                 }
