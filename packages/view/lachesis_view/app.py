@@ -257,7 +257,7 @@ class Viewer:
         against = chosen[0] if len(found) == 2 else request.query.get("against", "")
         others = await asyncio.to_thread(comparable, self.index, own["name"], [run["name"] for run in runs])
         against = against if against in others else ""
-        offered = orders(against, trained=own["trained"])
+        offered = orders(against, trained=own["trained"], scored=own["scored"] or not own["declined"])
         order, page = request.query.get("order", ""), request.query.get("page", "")
         order = order if order in offered else offered[0]
         page_number = max(1, int(page)) if page.isdecimal() and len(page) < 8 else 1

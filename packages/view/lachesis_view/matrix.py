@@ -37,14 +37,14 @@ _MEANS = (
     "FROM rollouts WHERE run = ? GROUP BY item"
 )
 _SAMPLES = (
-    "SELECT number, n, item, title, reward, outcome, cause, tools, why FROM rollouts "
+    "SELECT number, n, item, title, reward, outcome, cause, turns, calls, errors, tools, why FROM rollouts "
     "WHERE run = ? AND item IN ({}) ORDER BY number < 0, number, n"
 )
 
 
-def orders(against: str, trained: bool) -> list[str]:
-    """The names of the orders that a page offers, its own one first."""
-    names = list(ORDERS) if against else list(ORDERS)[3:]
+def orders(against: str, trained: bool, scored: bool = True) -> list[str]:
+    """The names of the orders that a page offers, its own one first; where nothing is `scored`, none is by reward."""
+    names = list(ORDERS)[0 if against else 3 if scored else 5 :]
     return sorted(names, key=lambda name: name != "latest") if trained else names
 
 
@@ -52,8 +52,8 @@ def matrix(index: Index, run: str, against: str = "", order: str = "worst", page
     """One page of the items of a run.
 
     `rows` have the item's key and title, the numbers of its groups, the samples of both runs, the `change` of the mean
-    reward from `against`, and `why` it fails in words; `total` counts all items. Asks for no more than the page shows:
-    a run may have 10,000 groups.
+    reward from `against`, `why` it fails in words, and what it `did`: its turns, calls and failed calls, None where
+    they are unknown; `total` counts all items. Asks for no more than the page shows: a run may have 10,000 groups.
     """
     total = index.ask("SELECT count(DISTINCT item) FROM rollouts WHERE run = ?", run)[0][0]
     items = index.ask(
@@ -77,6 +77,7 @@ def matrix(index: Index, run: str, against: str = "", order: str = "worst", page
                 "more": max(0, len(samples) - SAMPLES),
                 "change": None if mean is None or other is None else mean - other,
                 "why": sorted(_why(samples), key=lambda each: -each[1])[:REASONS],
+                "did": [_total(each[name] for each in samples) for name in ("turns", "calls", "errors")],
             }
         )
     return {"rows": rows, "total": total, "page": page, "pages": -(-total // ITEMS), "against": against, "order": order}
@@ -87,6 +88,11 @@ def _samples(index: Index, run: str, keys: Sequence[str]) -> dict[str, list[Mapp
     for row in index.ask(_SAMPLES.format(", ".join("?" * len(keys))), run, *keys):
         found.setdefault(row["item"], []).append(dict(row))
     return found
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def _cell(row: Mapping[str, Any]) -> tuple[float | None, int, int, str]:
