@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 INTERVAL = 1.0
 """Seconds between two looks at the folder."""
 PAGE_SIZE = 100
+FEW_GROUPS = 20
+"""Below this number, curves are folded: with less than two groups a point, they show chance."""
 GROUP = r"(?:(?:unscored)?-)?[0-9]{1,16}"  # its number in an address
 HEADERS = {
     # Whatever a model wrote into a page: nothing but our own files runs, styles, or is asked for.
@@ -287,6 +289,7 @@ class Viewer:
             "unscored": await asyncio.to_thread(self.index.unscored, chosen[0]) if len(chosen) == 1 else [],
             "tools": await asyncio.to_thread(self.index.tool_failures, chosen[0]) if len(chosen) == 1 else [],
             "failures_of": FAILURES_OF,
+            "few_groups": FEW_GROUPS,
             "over": request.query.get("over", ""),
             "fixed": [("runs", name) for name in chosen if len(chosen) > 1],
             "curves": "/curves?" + urlencode([("runs", name) for name in chosen]),

@@ -148,8 +148,9 @@
       series.push({ label, stroke, dash, width: 2, points: { show: line.x.length < 40, size: 5 }, value: (_, value) => value == null ? "–" : short(value) });
       if (line.low) {
         const first = series.length;
-        for (const end of [line.high, line.low]) { table.push(end); ends.add(series.length); series.push({ stroke: "transparent", points: { show: false } }); }
-        bands.push({ series: [first, first + 1], fill: stroke + "33" });
+        // Where the bands of several runs lie over each other, their edges tell them apart.
+        for (const end of [line.high, line.low]) { table.push(end); ends.add(series.length); series.push({ stroke: chart.lines.length > 1 ? stroke + "99" : "transparent", dash, points: { show: false } }); }
+        bands.push({ series: [first, first + 1], fill: stroke + (chart.lines.length > 1 ? "1c" : "33") });
       }
       tables.push(table);
     });
@@ -157,11 +158,14 @@
     card.plot?.destroy();
     card.plot = null;
     card.querySelector("p")?.remove();
-    // A point is no curve: its figures say more, and its interval would have no width.
-    if (chart.lines.every((line) => line.x.length < 2)) {
-      const ends = (line) => line.low?.[0] == null ? "" : ` [${short(line.low[0])}, ${short(line.high[0])}]`;
-      const said = chart.lines.map((line) => `${name(line)} ${line.y[0] == null ? "–" : short(line.y[0])}${ends(line)}`.trim());
-      card.append(Object.assign(document.createElement("p"), { textContent: said.join("; ") }));
+    // A point is no curve: its figures say more, and its interval would have no width. Nor is what never changes.
+    const values = (line) => new Set(line.y.filter((value) => value != null));
+    const flat = chart.lines.every((line) => values(line).size < 2);
+    card.classList.toggle("flat", flat);
+    if (flat) {
+      const ends = (line) => line.x.length > 1 || line.low?.[0] == null ? "" : ` [${short(line.low[0])}, ${short(line.high[0])}]`;
+      const said = chart.lines.map((line) => `${name(line)} ${[...values(line)].map(short)[0] ?? "–"}${ends(line)}`.trim());
+      card.append(Object.assign(document.createElement("p"), { textContent: said.join("; ") + (chart.lines.some((line) => line.x.length > 1) ? " throughout" : "") }));
       return;
     }
     card.classList.toggle("alone-line", chart.lines.length === 1 && !name(chart.lines[0]));  // its title says what it is
@@ -197,6 +201,7 @@
   });
   document.body.addEventListener("grown", load);
   const redraw = () => latest.forEach(draw);
+  holder.closest("details")?.addEventListener("toggle", redraw); // while it is closed, nothing has a width
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   let width = innerWidth, waiting = 0;
   addEventListener("resize", () => { clearTimeout(waiting); if (innerWidth !== width) waiting = setTimeout(() => { width = innerWidth; redraw(); }, 150); });
