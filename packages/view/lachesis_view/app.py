@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import re
 import secrets
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import eq, itemgetter
 from pathlib import Path
@@ -28,6 +27,7 @@ from lachesis_view.audits import audits_below
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
 from lachesis_view.group_page import diff_context, group_context, partings
+from lachesis_view.html import reward_axis
 from lachesis_view.html.parts import to_json
 from lachesis_view.index import FAILURES_OF, Index, NoSuchGroup
 from lachesis_view.matrix import comparable, difference, matrix, orders, passes
@@ -276,7 +276,7 @@ class Viewer:
             "verdict": verdict(steps, {}),
             "own": own,
             "matrix": shown,
-            "ends": _ends(each[0] for row in shown["rows"] for each in row["samples"] + row["others"])
+            "ends": reward_axis(each[0] for row in shown["rows"] for each in row["samples"] + row["others"])
             if shown
             else None,
             "orders": offered,
@@ -310,7 +310,7 @@ class Viewer:
         context = {
             "filter": filter,
             "page": page,
-            "axis": _ends(row["reward"] for row in page.rows),
+            "axis": reward_axis(row["reward"] for row in page.rows),
             "runs": choices.pop("run"),
             "choices": choices,
             "page_size": PAGE_SIZE,
@@ -519,15 +519,9 @@ def _setting(settings: Mapping[str, Any], name: str) -> str:
     return json.dumps(settings[name], ensure_ascii=False, separators=(",", ":")) if name in settings else ""
 
 
-def _ends(rewards: Iterable[float | None]) -> tuple[float, float]:
-    """Of the axis on which rewards are drawn: 0 and 1, or further out."""
-    known = [reward for reward in rewards if reward is not None and math.isfinite(reward)]
-    return min([0.0, *known]), max([1.0, *known])
-
-
 def _axis(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     means = [run["reward"] for run in runs if run["reward"]]
-    return _ends(end for mean in means for end in (mean.low, mean.mean, mean.high))
+    return reward_axis(end for mean in means for end in (mean.low, mean.mean, mean.high))
 
 
 def _place(text: str) -> tuple[str, int, int]:

@@ -23,7 +23,7 @@ from lachesis.figures.figures import Figures
 from lachesis.figures.summary import training_metrics
 from lachesis.runs.results import print_result
 from lachesis_testing.fake_server import Lengths, RandomWords
-from lachesis_view.html import parts, pretty
+from lachesis_view.html import parts, pretty, tone
 from lachesis_view.reports import run as report
 from lachesis_view.reports.comparison import compare, write_comparison
 from lachesis_view.reports.run import render_report, reward_histogram, write_report
@@ -364,6 +364,9 @@ async def test_the_largest_difference_comes_first_and_what_one_of_two_runs_lacks
         await page.eval("(at('order').value = 'difference', at('order').dispatchEvent(new Event('change')))")
         await page.until("document.querySelectorAll('#list > details').length === 3")
         assert await page.eval("found.map((item) => item.key)") == ["far-1", "near-1", "gone-1"]
+        tones = await page.eval("[...document.querySelectorAll('#list summary .cell')].map(each => each.className)")
+        shown = (0.0, 0.5, 0.5, 0.25, 1.0)
+        assert tones == [f"cell {tone(reward, (0.0, 1.0))}" for reward in shown], "as in the viewer"
 
 
 @needs_chromium

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -35,6 +36,8 @@ class Templates:
             "figure": figure,
             "amount": amount,
             "brief": brief,
+            "tone": tone,
+            "axis": reward_axis,
             **(filters or {}),
         }
 
@@ -100,6 +103,20 @@ def brief(value: float) -> str:
     short = f"{value:.2g}"
     rounded = float(short)
     return short if rounded != int(rounded) else f"{'<' if value < rounded else '>'}{rounded:.0f}"
+
+
+def reward_axis(rewards: Iterable[float | None]) -> tuple[float, float]:
+    """On which rewards are drawn and coloured: from 0 to 1, or further out."""
+    known = [reward for reward in rewards if reward is not None and math.isfinite(reward)]
+    return min([0.0, *known]), max([1.0, *known])
+
+
+def tone(reward: float | None, axis: tuple[float, float]) -> str:
+    """The class of the colour of a reward, on all pages: eleven steps from the low to the high end of an axis."""
+    if reward is None:
+        return "none"
+    share = (reward - axis[0]) / (axis[1] - axis[0])
+    return f"r{int(10 * min(max(0.0, share), 1.0))}"
 
 
 def amount(value: float) -> str:

@@ -30,7 +30,7 @@ from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.passes import bounds, ks, pass_at_k, pass_hat_k
 from lachesis.figures.summary import Summary
 from lachesis_messages.records.groups import stored_messages
-from lachesis_view.html import Templates, pretty, visible, write_page
+from lachesis_view.html import Templates, pretty, reward_axis, tone, visible, write_page
 from lachesis_view.html.parts import Parts, pack, to_json
 from lachesis_view.html.rollout import HEADLINE, last_words, rollout_view, title_of, tool_views
 
@@ -222,12 +222,14 @@ def render_page(parts: Parts, *, runs: Sequence[ReportedRun], **figures: Any) ->
         for item in run.items:
             items.setdefault(item.key, [None] * len(runs))[number] = item
     categories = _categories(runs)
+    rollouts = [rollout for run in runs for item in run.items for rollout in item.rollouts]
+    axis = reward_axis(rollout[0] for rollout in rollouts)
     rows: list[list[Any]] = []
     for key, sides in items.items():
         shown = next(item for item in sides if item is not None)
         fields = {name: shown.fields[name] for name, _ in categories if name in shown.fields}
-        rows.append([key, visible(shown.title), fields, [item and [item.places, item.rollouts] for item in sides]])
-    rollouts = [rollout for run in runs for item in run.items for rollout in item.rollouts]
+        found = [item and [item.places, [(*of, tone(of[0], axis)) for of in item.rollouts]] for item in sides]
+        rows.append([key, visible(shown.title), fields, found])
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _templates().page(

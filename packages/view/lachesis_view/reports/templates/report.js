@@ -39,9 +39,6 @@ const mean = (values) => values.length ? values.reduce((sum, value) => sum + val
 const rewards = (run) => run ? run.rollouts.map((rollout) => rollout.reward).filter((reward) => reward !== null) : [];
 const score = (item, run = 0) => mean(rewards(item.runs[run]));
 const rollouts = (item) => item.runs.flatMap((run) => run ? run.rollouts : []);
-function tag(reward, text) {
-  return make("span", "tag " + (reward === null ? "warn" : reward > 0 ? "good" : "bad"), text);
-}
 const short = (value) => String(Number(value.toPrecision(3)));
 
 async function fillItem(body, item) {
@@ -69,7 +66,7 @@ function follow() {
 }
 function row(item) {
   const tags = item.runs.flatMap((run, number) => [number ? make("span", "dim", "|") : "", ...(run ? run.rollouts.slice(0, 12)
-    .map(({ reward, cause }) => cause === "declined" ? make("span", "tag", "no reward") : tag(reward, reward === null ? "left out" : short(reward))) : [make("span", "dim", "–")]),
+    .map(({ reward, cause, tone }) => cause === "declined" ? make("span", "tag", "no reward") : reward === null ? make("span", "tag warn", "left out") : make("span", `cell ${tone}`, short(reward))) : [make("span", "dim", "–")]),
     run && run.rollouts.length > 12 ? make("span", "dim", `… mean ${short(score(item, number) ?? NaN)}`) : ""]);
   const node = fold(make("summary", "", make("span", "dim", item.number), make("span", "text", ...item.title.split("\n").map((part, at) => at ? make("span", "own", ` ${part}`) : part)), ...tags),
     (body) => fillItem(body, item));
@@ -157,8 +154,8 @@ async function begin() {
   const index = JSON.parse(await unpack(at("index")));
   names = index.names;
   items = index.items.map(([key, title, fields, runs], place) => ({ key, title, fields, number: place + 1, anchor: `#item-${encodeURIComponent(key)}`,
-    runs: runs.map((run) => run && { places: run[0], rollouts: run[1].map(([reward, outcome, cause, turns, tokens, seconds]) =>
-      ({ reward, outcome, cause, turns, tokens, seconds })) }) }));
+    runs: runs.map((run) => run && { places: run[0], rollouts: run[1].map(([reward, outcome, cause, turns, tokens, seconds, tone]) =>
+      ({ reward, outcome, cause, turns, tokens, seconds, tone })) }) }));
   let wait = 0;
   at("search").addEventListener("input", () => { clearTimeout(wait); wait = setTimeout(search, 200); });
   for (const select of document.querySelectorAll("#filters select")) select.addEventListener("change", list);
