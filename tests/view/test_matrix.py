@@ -16,7 +16,7 @@ import pytest
 
 from lachesis_testing.export_suite import example_groups
 from lachesis_view import app as viewer
-from lachesis_view.html import brief
+from lachesis_view.html import brief, decimals
 from lachesis_view.index import Index
 from lachesis_view.matrix import ITEMS, comparable, difference, matrix, passes
 from lachesis_view.pairs import paired
@@ -62,6 +62,11 @@ def index(tmp_path: Path) -> Iterator[Index]:
     index.refresh()
     yield index
     index.close()
+
+
+def test_what_rounds_to_0_has_no_sign_and_other_negative_numbers_have_a_true_minus() -> None:
+    assert [decimals(value) for value in (-0.001, 0.0, -1.0, 0.5)] == ["0.00", "0.00", "−1.00", "0.50"]
+    assert [decimals(value, 3, "+") for value in (-0.0001, -0.5, 0.5)] == ["0.000", "−0.500", "+0.500"]
 
 
 def test_a_reward_that_is_not_whole_never_reads_as_if_it_were() -> None:
@@ -175,7 +180,7 @@ async def test_the_page_shows_both_runs_and_whether_the_run_goes_on(index: Index
             assert 'Outcome: <span><i class="done"></i> completed</span>' in listed
             assert '<td class="text opt3" data-label="outcome">' in listed
             assert '<td class="opt3" data-label="failed calls">' in listed
-            assert "<th>Change</th>" in beside and 'href="/rollout/old/' in beside and "-1.00" in beside
+            assert "<th>Change</th>" in beside and 'href="/rollout/old/' in beside and "\N{MINUS SIGN}1.00" in beside
             assert "3 items: 1 better, 1 worse" in beside
             for names in ("old,new", "new,old"):
                 compared = await text(f"?runs={names}")

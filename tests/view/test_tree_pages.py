@@ -134,7 +134,7 @@ async def test_the_settings_of_a_run_say_how_its_trees_are_credited(tmp_path: Pa
         await runner.cleanup()
         index.close()
     # Four of seven scored rollouts succeeded, and two of the four of this tree.
-    assert "turns 2 to 3 0.00 -0.57 0.57 1 1" in html and "0.50 -0.29 0.57 4 4" in html
+    assert "turns 2 to 3 0.00 −0.57 0.57 1 1" in html and "0.50 −0.29 0.57 4 4" in html
     assert [each["advantage"] for each in tokens["segments"] if each["kind"] == "sampled"] == [
         pytest.approx(-4 / 7)
     ] * 2

@@ -36,6 +36,7 @@ class Templates:
             "figure": figure,
             "amount": amount,
             "brief": brief,
+            "decimals": decimals,
             "tone": tone,
             "axis": reward_axis,
             **(filters or {}),
@@ -94,6 +95,12 @@ def figure(value: Any) -> str:
     if abs(value) < 1e15 and (abs(value) >= 1000 or value == int(value)):
         return str(round(value))
     return f"{value if isinstance(value, float) else Decimal(value):.4g}"  # JSON has numbers that no float holds
+
+
+def decimals(value: float, digits: int = 2, sign: str = "") -> str:
+    """A number with a true minus; what rounds to 0 has no sign."""
+    text = f"{value:{sign}.{digits}f}"
+    return text.replace("-", "\N{MINUS SIGN}") if float(text) else text.lstrip("+-")
 
 
 def brief(value: float) -> str:

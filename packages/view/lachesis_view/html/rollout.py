@@ -21,6 +21,8 @@ _NOT_RECORDED: dict[str, Any] = dict.fromkeys(
     ("anchor", "turn", "label", "context", "of", "exit_code", "span", "step_in", "text_same", "reasoning_same")
 )
 """What only `rollout_view` and those who call it know of a message."""
+ANSWERED = "the model answered"
+"""The reason of a rollout that came to its end, which its outcome says already."""
 COMPONENT = "reward/"
 TITLE_LENGTH = 110
 _MARKS = re.compile(r"<[|｜][^<>]{1,40}[|｜]>|<(?:start|end)_of_turn>|</?s>|\[/?INST\]")
@@ -41,7 +43,7 @@ def rollout_view(group: Mapping[str, Any], rollout: Mapping[str, Any], prefix: s
     return {
         "rollout": rollout,
         "traceback": (trace := HEADLINE.sub("", str(rollout.get("traceback") or ""))),
-        "reason": "" if (said := str(rollout.get("reason") or "")) and said in trace else said,
+        "reason": "" if (said := str(rollout.get("reason") or "")) in trace or said == ANSWERED else said,
         "line": " · ".join(f"{name} {value}" for name, value in figures.items()),
         "rewards": _rewards(rollout),
         "metrics": {name: value for name, value in figures.items() if not name.startswith(COMPONENT)},

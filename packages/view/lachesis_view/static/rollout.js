@@ -107,7 +107,10 @@
     const value = 100 * Math.exp(logprob);
     return value >= 99.95 ? "100 %" : value >= 1 ? `${value.toFixed(1)} %` : `${value.toPrecision(2)} %`;
   };
-  const signed = (value) => (value > 0 ? "+" : value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(2);
+  const signed = (value) => { // what rounds to 0 has no sign
+    const text = Math.abs(value).toFixed(2);
+    return (Number(text) ? (value > 0 ? "+" : "\u2212") : "") + text;
+  };
   const visible = (text) =>
     text
       .replace(HIDDEN, (each) => `\\u{${each.codePointAt(0).toString(16)}}`)
