@@ -25,6 +25,7 @@ from lachesis_train.curves.estimators import LARGEST_LOG_RATIO, token_estimates
 from lachesis_train.curves.metrics import rollout_rewards, step_metrics
 from lachesis_train.curves.progress import FIGURES, TrainingProgress
 from lachesis_train.curves.recorder import GroupRecord, SampleRecord, StepRecord, TrainingRecorder, WandbSettings
+from lachesis_view.html import ended
 from lachesis_view.reports import training as report_module
 from lachesis_view.reports.charts import Line, bar_chart, line_chart, number
 from tests.core.runs.test_wandb import logged
@@ -467,17 +468,21 @@ def test_the_report_begins_with_what_was_trained_and_what_its_figures_say(tmp_pa
         path.write_text(json.dumps({"results": {"all": figures}}))
     run = [reward_line(at, 0.2 + 0.04 * at, **{"train/count/share": 1.0}) for at in range(1, 11)]
     text = report_of(tmp_path, run, title="demo", total_steps=12)
-    assert "Training run demo: count, smollm2, 10 of 12 steps" in text
+    assert "count · smollm2 · 10 of 12 steps demo" in text
     # Of two steps with distances of 0.1 below and 0.2 above: their root of squares, halved.
     low, high = math.sqrt(2) * 0.1 / 2, math.sqrt(2) * 0.2 / 2
     first, last = (f"{mean:.3f} [{mean - low:.3f}, {mean + high:.3f}]" for mean in (0.26, 0.58))
-    assert f"Mean reward: {first} in the first 2 steps, {last} in the last 2 steps." in text
-    held_out = "0.250 [0.200, 0.300] at step 0, 0.750 [0.700, 0.800] at step 10."
+    assert f"Mean reward: {first} in the first 2 steps, {last} in the last 2 steps; the difference is +0.320 [" in text
+    held_out = (
+        "0.250 [0.200, 0.300] at step 0, 0.750 [0.700, 0.800] at step 10; the difference is +0.500 [+0.429, +0.571]."
+    )
     assert f"Mean reward on held-out items: {held_out}" in text
     assert f"lachesis export --run-dir {tmp_path} --to {tmp_path.name}.gguf" in text
     assert f"lachesis eval count -m {tmp_path.name}.gguf" in text
+    assert "0.24 → 0.6reward, first and last step" in text
     near = report_of(tmp_path / "near", [reward_line(1, 0.3), reward_line(2, 0.35)])
-    assert "0.300 [0.200, 0.500] at step 1, 0.350 [0.250, 0.550] at step 2; the intervals overlap." in near
+    assert "0.300 [0.200, 0.500] at step 1, 0.350 [0.250, 0.550] at step 2; " in near
+    assert "the difference is +0.050 [-0.174, +0.274], which includes 0." in near
     assert "lachesis export" not in near, "there is no checkpoint"
 
 
@@ -603,6 +608,11 @@ def test_bars_are_as_high_as_their_counts() -> None:
     assert heights["step 0: a 2"] == pytest.approx(2 * heights["step 0: b 1"], abs=0.2)
     assert heights["step 1: a 4"] == pytest.approx(2 * heights["step 0: a 2"], abs=0.2)
     assert bar_chart("t", [0], [{}]) is None
+    mixed = [{"max_turns": 3, "infra_error": 2, "completed": 1}]
+    outcomes = bar_chart("t", [0], mixed, kind=ended)
+    assert outcomes is not None
+    colours = [(name, colour) for name, colour, _ in outcomes.legend]
+    assert colours == [("completed", "done"), ("max_turns", "cut"), ("infra_error", "broke")], "as in the viewer"
 
 
 def test_numbers_have_about_three_digits() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lachesis.figures.intervals import mean_over_items
-from lachesis_view.reports.verdict import _mean, verdict
+from lachesis_view.reports.verdict import _mean, difference, troubles, verdict
 
 STEPS, GROUPS, SAMPLES, RUNS = 4, 6, 4, 300
 
@@ -41,6 +41,32 @@ def test_the_interval_over_several_steps_holds_the_mean_of_the_items_that_were_p
     assert coverage(lambda end, mean: mean + (end - mean) / 4) < 0.9, "a narrow one would be noticed"
 
 
+def test_the_interval_of_the_difference_holds_that_of_the_items_that_were_played() -> None:
+    draw, held, narrow = random.Random(11), 0, 0
+    for _ in range(RUNS):
+        (a, before), (b, after) = steps_of_a_run(draw), steps_of_a_run(draw)
+        mean, low, high = difference(_mean(a, "train/reward"), _mean(b, "train/reward"))
+        held += low <= after - before <= high
+        narrow += (low - mean) / 4 <= after - before - mean <= (high - mean) / 4
+    assert held / RUNS >= 0.95 and narrow / RUNS < 0.9
+
+
+def test_figures_that_say_trouble_are_named_with_their_steps_and_what_to_change() -> None:
+    good = {
+        "train/sampling/effective_sample_size": 0.9, "train/sampling/kl_k3": 0.001, "train/frac_reward_zero_std": 0.5,
+        "train/completions/clipped_ratio": 0.1, "train/staleness/mean": 1.0,
+    }  # fmt: skip
+    bad = {
+        "train/sampling/effective_sample_size": 0.1, "train/sampling/kl_k3": 0.5, "train/frac_reward_zero_std": 0.75,
+        "train/completions/clipped_ratio": 0.6, "train/staleness/mean": 5.0,
+    }  # fmt: skip
+    assert troubles([]) == troubles([{"step": at, **good} for at in range(10)]) == []
+    assert troubles([{"step": at, **(bad if at < 2 else good)} for at in range(10)]) == [], "two may be chance"
+    said = troubles([{"step": at, **(bad if at > 6 else good)} for at in range(10)])
+    assert len(said) == 5 and all(each.startswith("In 3 of 10 steps, 7 to 9, ") for each in said)
+    assert "env.max_token_length" in said[3] and troubles([{"step": 4, **bad}])[0].startswith("In step 4, ")
+
+
 def test_the_first_sentence_compares_the_first_with_the_last_steps() -> None:
     def line(step: int, reward: float) -> dict[str, Any]:
         return {
@@ -48,7 +74,11 @@ def test_the_first_sentence_compares_the_first_with_the_last_steps() -> None:
         }  # fmt: skip
 
     [said] = verdict([line(step, 0.2 + 0.06 * step) for step in range(10)], {})
-    assert said == "Mean reward: 0.230 [0.159, 0.301] in the first 2 steps, 0.710 [0.639, 0.781] in the last 2 steps."
+    assert (
+        said
+        == "Mean reward: 0.230 [0.159, 0.301] in the first 2 steps, 0.710 [0.639, 0.781] in the last 2 steps"
+        + ("; the difference is +0.480 [+0.380, +0.580].")
+    )
     [said] = verdict([line(1, 0.4), line(2, 0.5)], {})
-    assert said.endswith("; the intervals overlap.") and "at step 1" in said
+    assert said.endswith("; the difference is +0.100 [-0.041, +0.241], which includes 0.") and "at step 1" in said
     assert verdict([{"step": 1}], {}) == []

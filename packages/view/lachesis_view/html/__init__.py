@@ -39,6 +39,7 @@ class Templates:
             "decimals": decimals,
             "tone": tone,
             "axis": reward_axis,
+            "ended": ended,
             **(filters or {}),
         }
 
@@ -124,6 +125,11 @@ def tone(reward: float | None, axis: tuple[float, float]) -> str:
         return "none"
     share = (reward - axis[0]) / (axis[1] - axis[0])
     return f"r{int(10 * min(max(0.0, share), 1.0))}"
+
+
+def ended(outcome: str) -> str:
+    """The class of the colour of an outcome: it came to its end, something broke, or it was cut off."""
+    return "done" if outcome == "completed" else "broke" if outcome in ("infra_error", "model_error") else "cut"
 
 
 def amount(value: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,8 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 18, 12, 24
 MAX_POINTS = 250
 """Points of a line; of more steps, each point is the mean of some."""
 MAX_BARS = 80
+KINDS = ("done", "cut", "broke")
+"""How rollouts ended, from below: the classes of `lachesis_view.html.ended`."""
 
 Value = float | None
 
@@ -51,10 +53,10 @@ class Chart:
     x_ticks: Sequence[tuple[float, str]]
     y_ticks: Sequence[tuple[float, str]]
     series: Sequence[Series] = ()
-    bars: Sequence[tuple[float, float, float, float, int, str]] = ()
-    """x, y, width, height, colour, text."""
-    legend: Sequence[tuple[str, int, str]] = field(default_factory=tuple)
-    """Name, colour, value of the last step with its interval."""
+    bars: Sequence[tuple[float, float, float, float, str, str]] = ()
+    """x, y, width, height, class of the colour, text."""
+    legend: Sequence[tuple[str, str, str]] = field(default_factory=tuple)
+    """Name, class of the colour, value of the last step with its interval."""
     steps_per_point: int = 1
     narrow: Chart | None = None  # as a wide one is drawn on a phone, where its texts would be too small
 
@@ -100,7 +102,9 @@ def line_chart(
             for p, v in known
         ]
         newest = next(value for value in reversed(original.values) if value is not None)
-        legend.append((line.name, colour, number(newest) + (ranges.get(known[-1][0], "") if size == 1 else "")))
+        legend.append(
+            (line.name, f"f{colour % 8}", number(newest) + (ranges.get(known[-1][0], "") if size == 1 else ""))
+        )
         series.append(Series(line.name, colour, _path(points), _path(outline, close=True), points))
     return Chart(
         title,
@@ -118,10 +122,19 @@ def line_chart(
 
 
 def bar_chart(
-    title: str, steps: Sequence[int], counts: Sequence[Mapping[str, float]], *, note: str = "", unit: str = ""
+    title: str,
+    steps: Sequence[int],
+    counts: Sequence[Mapping[str, float]],
+    *,
+    note: str = "",
+    unit: str = "",
+    kind: Callable[[str], str] | None = None,
 ) -> Chart | None:
-    """Stacked bars, `counts[i]` those of `steps[i]`; None where there are none. Of many steps, a bar is a mean."""
+    """Stacked bars, `counts[i]` those of `steps[i]`; None where there are none. Of many steps, a bar is a mean. `kind`
+    gives the class of the colour of a name; else each has its own."""
     names = sorted({name for each in counts for name in each}, key=lambda name: -sum(c.get(name, 0) for c in counts))
+    names = sorted(names, key=lambda name: KINDS.index(kind(name))) if kind else names
+    colours = [kind(name) if kind else f"f{at % 8}" for at, name in enumerate(names)]
     if not any(value for each in counts for value in each.values()):
         return None
     size = math.ceil(len(steps) / MAX_BARS)
@@ -136,7 +149,7 @@ def bar_chart(
     for number_of, ((covered, _), values) in enumerate(zip(grouped, means, strict=True)):
         base = 0.0
         where = f"step {covered[0]}" if len(covered) == 1 else f"steps {covered[0]} to {covered[-1]}"
-        for colour, name in enumerate(names):
+        for colour, name in zip(colours, names, strict=True):
             if value := values[name]:
                 top = y(base + value)
                 text = f"{where}: {name} {number(value)}{unit}"
@@ -156,7 +169,8 @@ def bar_chart(
         [(round(y(tick), 1), text) for tick, text in zip(ticks, texts, strict=True)],
         bars=bars,
         legend=[
-            (name, colour, f"{number(last[name])}{unit}" if name in last else "0") for colour, name in enumerate(names)
+            (name, colour, f"{number(last[name])}{unit}" if name in last else "0")
+            for colour, name in zip(colours, names, strict=True)
         ],
         steps_per_point=size,
     )

@@ -22,10 +22,10 @@ from lachesis_messages.records.jsonl import read_lines
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
 from lachesis_messages.records.step_files import SCHEMA, step_files
 from lachesis_view.files import manifest_of
-from lachesis_view.html import Templates, write_page
+from lachesis_view.html import Templates, ended, write_page
 from lachesis_view.html.rollout import message_view
 from lachesis_view.reports.charts import Chart, Line, bar_chart, line_chart, number
-from lachesis_view.reports.verdict import circumstances, verdict
+from lachesis_view.reports.verdict import circumstances, troubles, verdict
 from lachesis_view.rows import parsed
 
 FILES_OF_RUNS = ("groups.jsonl", "samples.jsonl", "metrics.jsonl")
@@ -64,6 +64,7 @@ def write_report(run_dir: Path, *, title: str | None = None, output: Path | None
         total_steps=total_steps,
         environments=environments(lines),
         verdict=verdict(lines, evaluations),
+        troubles=troubles(lines),
         circumstances=circumstances(run_dir, lines),
         folder=quote(str(run_dir)),
         model=quote(f"{run_dir.absolute().name}.gguf"),
@@ -95,6 +96,9 @@ def figures(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     if not lines:
         return []
     found = [(str(lines[-1]["step"]), "last step")]
+    if rewards := [line["train/reward"] for line in lines if "train/reward" in line]:
+        ends = " → ".join(number(reward) for reward in dict.fromkeys((rewards[0], rewards[-1])))
+        found += [(ends, "reward" if len(rewards) == 1 else "reward, first and last step")]
     if (calls := _repaired(lines)).share is not None:
         found += [(f"{calls.share:.1%}", f"{NAME}, {calls.repaired} of {calls.parsed}")]
     tokens = sum(line.get("train/tokens", 0) for line in lines)
@@ -137,7 +141,9 @@ def _charts(lines: Sequence[Mapping[str, Any]]) -> Iterator[Chart | None]:
         note="mean; before the update",
     )
     kl = [Line("k3", values(f"{sampling}kl_k3")), Line("k1", values(f"{sampling}kl_k1"))]
-    yield line_chart("KL of sampler and trainer", steps, kl, note="nats per token")
+    yield line_chart(
+        "KL of sampler and trainer", steps, kl, note="nats per token; two estimates, of which k3 is never negative"
+    )
     yield line_chart("Entropy", steps, [Line("sampler", values("train/entropy"))], note="nats per token")
     clip = [
         Line("above the upper bound", values("train/clip_ratio/high_mean")),
@@ -152,7 +158,7 @@ def _charts(lines: Sequence[Mapping[str, Any]]) -> Iterator[Chart | None]:
     yield line_chart("Staleness", steps, stale, note="versions of the weights", floor=0.0)
     repaired = [Line("share of the calls", values("train/repaired_call_rate"))]
     yield line_chart(NAME.capitalize(), steps, repaired, note="in the groups that the trainer got", floor=0.0)
-    yield bar_chart("Outcomes", steps, parts("train/outcome/"), note="rollouts")
+    yield bar_chart("Outcomes", steps, parts("train/outcome/"), note="rollouts", kind=ended)
     yield bar_chart("Skipped and refused", steps, parts("train/skipped/"), note="samples, by reason")
     yield bar_chart("Time", steps, parts("time/"), note="seconds by phase", unit=" s")
     yield line_chart("Speed", steps, [Line("tokens per second", values("train/tokens_per_second"))], floor=0.0)

@@ -35,8 +35,21 @@ def _change(what: str, lines: Sequence[Mapping[str, Any]], name: str) -> str:
     at = [f"at step {part[0]['step']}" for part in parts]
     at = [f"in the {end} {size} steps" for end in ("first", "last")] if size > 1 else at
     said = (f"{shown(mean)}{f' [{shown(low)}, {shown(high)}]' * (low == low)}" for mean, low, high in means)
-    overlap = len(parts) > 1 and means[0][1] <= means[1][2] and means[1][1] <= means[0][2]
-    return f"{what}: {', '.join(map(' '.join, zip(said, at, strict=True)))}{'; the intervals overlap' * overlap}."
+    return f"{what}: {', '.join(map(' '.join, zip(said, at, strict=True)))}{_difference(*means)}."
+
+
+def _difference(*means: tuple[float, float, float]) -> str:
+    """The second mean minus the first in words; empty where there is one mean, or no interval."""
+    if len(means) < 2 or math.isnan((found := difference(*means))[1]):
+        return ""
+    mean, low, high = (shown(value, "+") for value in found)
+    return f"; the difference is {mean} [{low}, {high}]{', which includes 0' * (found[1] <= 0 <= found[2])}"
+
+
+def difference(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple[float, float, float]:
+    """Of two independent means with the ends of their intervals: b - a and its ends, as in `_mean`."""
+    mean = b[0] - a[0]
+    return mean, mean - math.hypot(b[0] - b[1], a[2] - a[0]), mean + math.hypot(b[2] - b[0], a[0] - a[1])
 
 
 def _mean(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float, float]:
@@ -51,6 +64,46 @@ def _mean(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float, 
         for end in ("_low", "_high")
     )
     return mean, mean - below / len(lines), mean + above / len(lines)
+
+
+FREQUENT = 0.2
+"""The share of its steps in which a figure has to be bad: a single step may be chance."""
+ABOVE, BELOW = 1, -1
+TROUBLES = (
+    (  # a fifth of the batch would have done
+        *("train/sampling/effective_sample_size", BELOW, 0.2, "the effective sample size is below 0.2"),
+        "few tokens decide the update; lower training.learning_rate or env.max_staleness",
+    ),
+    (  # ratios are off by a factor of about exp(sqrt(2 KL)), which is 1.6
+        *("train/sampling/kl_k3", ABOVE, 0.1, "the KL of sampler and trainer is above 0.1 nats a token"),
+        "the rollouts are of another policy; lower training.learning_rate or env.max_staleness",
+    ),
+    (
+        *("train/frac_reward_zero_std", ABOVE, 0.5, "most groups have equal rewards"),
+        "they train nothing; choose items that are neither solved nor too hard, or raise env.group_size",
+    ),
+    (
+        *("train/completions/clipped_ratio", ABOVE, 0.5, "most rollouts were cut off by a limit on tokens"),
+        "their rewards say little; raise env.max_token_length",
+    ),
+    (  # half of what env.max_staleness allows by default
+        *("train/staleness/mean", ABOVE, 4.0, "samples are more than 4 versions of the weights old"),
+        "the policy has moved on; lower env.max_staleness, or play fewer rollouts at once",
+    ),
+)
+"""A figure, on which side of its threshold it is bad, what is said then, and what to change."""
+
+
+def troubles(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What figures say is wrong, with the steps and what to change."""
+    found = []
+    for name, side, limit, said, change in TROUBLES:
+        known = [line for line in lines if line.get(name) is not None]
+        bad = [line["step"] for line in known if side * line[name] > side * limit]
+        if len(bad) > FREQUENT * len(known):
+            of = f"{len(bad)} of {counted(len(known), 'step')}, {bad[0]} to {bad[-1]}"
+            found.append(f"In {of if len(bad) > 1 else f'step {bad[0]}'}, {said}: {change}.")
+    return found
 
 
 def circumstances(run_dir: Path, lines: Sequence[Mapping[str, Any]]) -> list[str]:
