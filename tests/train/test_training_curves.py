@@ -477,8 +477,10 @@ def test_the_report_begins_with_what_was_trained_and_what_its_figures_say(tmp_pa
         "0.250 [0.200, 0.300] at step 0, 0.750 [0.700, 0.800] at step 10; the difference is +0.500 [+0.429, +0.571]."
     )
     assert f"Mean reward on held-out items: {held_out}" in text
-    assert f"lachesis export --run-dir {tmp_path} --to {tmp_path.name}.gguf" in text
-    assert f"lachesis eval count -m {tmp_path.name}.gguf" in text
+    assert f"lachesis export --run-dir {tmp_path} --to {tmp_path.name}_model" in text
+    (tmp_path / "next.json").write_text('[["eval count.py:Count -m x.gguf", "plays it"]]')
+    text_of_train = report_of(tmp_path, run)
+    assert "lachesis eval count.py:Count -m x.gguf plays it" in text_of_train and "export" not in text_of_train
     assert "0.24 → 0.6reward, first and last step" in text
     near = report_of(tmp_path / "near", [reward_line(1, 0.3), reward_line(2, 0.35)])
     assert "0.300 [0.200, 0.500] at step 1, 0.350 [0.250, 0.550] at step 2; " in near

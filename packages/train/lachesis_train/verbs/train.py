@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import Any, Final
 
 import aiohttp
@@ -39,6 +38,7 @@ from lachesis_train.processes.supervisor import Supervisor
 from lachesis_train.trainer.checkpoints import FILE as CHECKPOINT
 from lachesis_train.trainer.environments import RunEnvironment, chosen_environments
 from lachesis_train.trainer.forecast import check_memory
+from lachesis_train.trainer.next_commands import next_commands, write_commands
 from lachesis_train.trainer.settings import EnvSettings, Settings
 from lachesis_train.verbs import launch_training
 
@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for examples in plan.examples:
         if code := subprocess.run(examples, check=False).returncode:
             return code
+    write_commands(plan.settings.run_dir, plan.commands)
     code = asyncio.run(_run(plan, given.max_restarts, console))
     folder = plan.settings.run_dir
     ends: dict[int, str] = {ExitCode.DONE: "trained", ExitCode.STOPPED: "stopped; the same command continues"}
@@ -72,10 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         soft_wrap=True,
     )
     if code == ExitCode.DONE:
-        run, model = quote(str(folder)), quote(f"{folder.name}.gguf")
-        console.print(
-            f"next  {program()} export --run-dir {run} --to {model}   (the trained model, for eval -m {model})"
-        )
+        for command, does in plan.commands:
+            console.print(f"next  {program()} {command}   ({does})", markup=False, soft_wrap=True)
     return code
 
 
@@ -139,6 +138,7 @@ class TrainingPlan:
         playing: set[str],
         api: str,
         examples: Sequence[Sequence[str]] = (),
+        commands: Sequence[tuple[str, str]] = (),
     ) -> None:
         self.settings = settings
         self.parts = parts
@@ -147,6 +147,8 @@ class TrainingPlan:
         self.api = api
         self.examples = examples
         """The commands with which reference policies play the examples of the warm start, where they are needed."""
+        self.commands = commands
+        """Those with which one goes on afterwards: `next_commands`."""
         self.say: Callable[[str], object] = print
 
     @classmethod
@@ -219,7 +221,8 @@ class TrainingPlan:
                 }
                 module = [*python, "lachesis_train.verbs.warm_start", each.env, "process"]
                 examples.append([*module, *config, *_flags(of_play, of_environment)])
-        return cls(settings, [*api, trainer, *parts], {part.name for part in parts}, url, examples)
+        commands = next_commands(settings, environments, flags_of, config)
+        return cls(settings, [*api, trainer, *parts], {part.name for part in parts}, url, examples, commands)
 
     async def why_it_cannot_go_on(self, name: str) -> str | None:
         """Wait until the trainer has all batches that it wants without the part that has ended; why not, otherwise."""

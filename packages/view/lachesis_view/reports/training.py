@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
@@ -18,6 +19,7 @@ from typing import Any
 from backends.errors import LachesisError, SettingsError
 from backends.text import duration
 from lachesis.figures.repaired_calls import NAME, RepairedCalls
+from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.records.jsonl import read_lines
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
 from lachesis_messages.records.step_files import SCHEMA, step_files
@@ -67,7 +69,7 @@ def write_report(run_dir: Path, *, title: str | None = None, output: Path | None
         troubles=troubles(lines),
         circumstances=circumstances(run_dir, lines),
         folder=quote(str(run_dir)),
-        model=quote(f"{run_dir.absolute().name}.gguf"),
+        commands=_commands(run_dir),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         figures=figures(lines),
         on_files=on_files(lines),
@@ -84,6 +86,14 @@ def write_report(run_dir: Path, *, title: str | None = None, output: Path | None
     except OSError as error:
         raise LachesisError(f"{output}: cannot be written ({error.strerror})") from error
     return output
+
+
+def _commands(run_dir: Path) -> list[tuple[str, str]]:
+    """What `lachesis train` wrote of how to go on; of another run, how to have its model."""
+    with suppress(OSError, *MISSHAPEN):
+        return [(str(command), str(does)) for command, does in json.loads((run_dir / "next.json").read_bytes())]
+    model = quote(f"{run_dir.absolute().name}_model")
+    return [(f"export --run-dir {quote(str(run_dir))} --to {model}", "writes the trained model as a folder")]
 
 
 def on_files(lines: Sequence[Mapping[str, Any]]) -> bool:
