@@ -24,9 +24,10 @@ from lachesis.figures.summary import training_metrics
 from lachesis.runs.results import print_result
 from lachesis_testing.fake_server import Lengths, RandomWords
 from lachesis_view.html import parts, pretty, tone
+from lachesis_view.pairs import Difference
 from lachesis_view.reports import run as report
 from lachesis_view.reports.comparison import compare, write_comparison
-from lachesis_view.reports.run import render_report, reward_histogram, write_report
+from lachesis_view.reports.run import mean_bars, render_report, reward_histogram, write_report
 from tests.support.chromium import Page, needs_chromium, open_page
 from tests.support.hostile_groups import HOSTILE, MARKS, SHOWN, hostile_group
 from tests.support.report_pages import everything, groups, index, read, rollouts
@@ -360,6 +361,10 @@ async def test_the_largest_difference_comes_first_and_what_one_of_two_runs_lacks
         (tmp_path / run).mkdir()
         (tmp_path / run / "samples.jsonl").write_text("".join(lines))
     write_comparison(tmp_path / "two.html", compare(tmp_path / "a", tmp_path / "b"))
+    text = (tmp_path / "two.html").read_text()
+    assert "Mean difference, B − A</h2>" in text and '+0.125 <span class="dim">over 2 items</span>' in text
+    [bar] = mean_bars([("all", Difference(-0.5, -1.0, 0.0, 0.1, 4, 0, 4), 4)])
+    assert (bar.start, bar.start + bar.width, bar.low, bar.spread) == (25, 50, 0, 50), "0 is in the middle"
     async with opened(tmp_path / "two.html") as page:
         await page.eval("(at('order').value = 'difference', at('order').dispatchEvent(new Event('change')))")
         await page.until("document.querySelectorAll('#list > details').length === 3")

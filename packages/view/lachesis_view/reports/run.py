@@ -274,11 +274,15 @@ def _bars(counts: Sequence[tuple[str, int]]) -> list[Bar]:
 
 
 def mean_bars(means: Sequence[tuple[str, Mean | Difference, int]]) -> list[MeanBar]:
-    """Bars on one axis, which has 0 and 1 on it and reaches to the outermost end of an interval."""
+    """Bars on one axis, which has 0 and 1 on it and reaches to the outermost end of an interval; 0 is in the middle for
+    differences."""
     known = [(label, mean, count) for label, mean, count in means if mean.items]
     ends = [end for _, mean, _ in known for end in (mean.low, mean.high, mean.mean) if math.isfinite(end)]
-    low, high = min([0.0, *ends]), max([1.0, *ends])
-    place = {value: 100 * (value - low) / (high - low) for value in [0.0, *ends]}
+    low, high = reward_axis(ends)
+    if not all(isinstance(mean, Mean) for _, mean, _ in known):
+        low, high = -max(high, -low), max(high, -low)
+    # Halved: the ends may be those of all floats.
+    place = {value: 100 * (value / 2 - low / 2) / (high / 2 - low / 2) for value in [0.0, *ends]}
     bars = []
     for label, mean, count in known:
         middle = place[mean.mean]
