@@ -286,6 +286,24 @@ async def test_no_part_of_a_record_is_markup_breaks_a_page_or_hides_a_group(tmp_
     assert statuses[200] > statuses[422] > 0
 
 
+async def test_labels_begin_with_a_capital_letter(index: Index) -> None:
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as session:
+            for page in ("", "rollouts", "run/mixed", "group/mixed/1", "rollout/mixed/1/0"):
+                async with session.get(f"{url}{page}") as answer:
+                    text = await answer.text()
+                heads = r"<(?:th|h2)(?: class=[^>]*)?>(?:<a [^>]*>)?([^<]+)<"
+                labels = re.findall(
+                    rf'placeholder="([^"]+)"|<label>([^<]+)<|class="button"[^>]*>([^<]+)<|{heads}', text
+                )
+                said = [label.strip() for found in labels for label in found if label.strip()]
+                names = {"from", "to", "mixed"}  # of bounds, and of a run
+                assert said and not [label for label in said if label[0].islower() and label not in names], page
+    finally:
+        await runner.cleanup()
+
+
 async def test_what_a_run_writes_is_told_to_the_pages_that_are_open(root: Path, tmp_path: Path) -> None:
     index = Index(root, tmp_path / "index.sqlite")
     runner, url = await viewer.serve(index, "127.0.0.1", 0)
@@ -359,8 +377,8 @@ async def test_a_batch_without_rewards_is_shown_as_one_and_not_as_failed(tmp_pat
                     text = await answer.text()
                 assert words in text and ">declined<" not in text, page
                 if page == "run/plain":
-                    assert not re.search("not scored</span>|Why it fails|lowest first|most mixed|cell none", text)
-                    assert 'data-label="failed calls" class="' in text and "latest first" in text
+                    assert not re.search("not scored</span>|Why it fails|Lowest first|Most mixed|cell none", text)
+                    assert 'data-label="failed calls" class="' in text and "Latest first" in text
                 assert "scored=no&amp;" not in text and "have no score" not in text and "no score:" not in text, page
             async with session.get(f"{url}rollouts?scored=no") as answer:
                 assert '<b id="total">0</b>' in await answer.text()

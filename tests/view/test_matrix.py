@@ -187,7 +187,7 @@ async def test_the_page_shows_both_runs_and_whether_the_run_goes_on(index: Index
                 assert "new minus old" in compared, "of two, the later one is looked at"
                 (values,) = set(re.findall('<td class="text">of</td>(.*?)</tr>', compared))
                 assert values.index("old") < values.index("new"), "in the order of the columns"
-                assert re.search("setting</th>.*>old</th>.*>new</th>", compared)
+                assert re.search("Setting</th>.*>old</th>.*>new</th>", compared)
                 assert '<th class="text">old</th><th class="text">new</th><th>Change</th>' in compared
             assert re.findall("new · (item [^<]*)<", await text("rollouts?run=new&sort=time")) == [
                 *(f"item {item}, sample {sample}" for sample in (0, 1) for item in (0, 1, 2)),

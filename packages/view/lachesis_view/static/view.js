@@ -133,7 +133,7 @@
     if (plots.has(chart.title)) return;
     const card = document.createElement("section");
     card.className = "card";
-    card.append(Object.assign(document.createElement("h2"), { textContent: chart.title }));
+    card.append(Object.assign(document.createElement("h2"), { textContent: chart.title, className: chart.title.includes("/") ? "" : "words" })); // names of metrics stay as they are
     holder.append(card);
     plots.set(chart.title, card);
   }
