@@ -75,7 +75,7 @@ TROUBLES = (
         "few tokens decide the update; lower training.learning_rate or env.max_staleness",
     ),
     (  # ratios are off by a factor of about exp(sqrt(2 KL)), which is 1.6
-        *("train/sampling/kl_k3", ABOVE, 0.1, "the KL of sampler and trainer is above 0.1 nats a token"),
+        *("train/sampling/kl_k3", ABOVE, 0.1, "the KL of sampler and trainer is above 0.1 nats per token"),
         "the rollouts are of another policy; lower training.learning_rate or env.max_staleness",
     ),
     (
