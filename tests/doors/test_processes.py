@@ -110,12 +110,14 @@ async def test_calls_messages_and_rewards_are_the_guests(tmp_path: Path, door: A
 
 @pytest.mark.parametrize("own", [False, True])
 async def test_a_prompt_of_messages_gets_the_system_prompt_unless_it_has_one(tmp_path: Path, own: bool) -> None:
+    """The guest scores what the agent said, wherever that begins."""
     said = ([{"role": "system", "content": "Theirs."}] if own else []) + [{"role": "user", "content": "Go."}]
     script = tmp_path / "talk.py"
     script.write_text(
         "class Guest:\n size = 1\n def __init__(self, target): pass\n def item(self, number): return {'item': 0}\n"
         f" def open(self, item): return self\n prompt = {said!r}\n"
-        " def act(self, text): return None\n def score(self, messages): return {}\n"
+        " def act(self, text): return None\n"
+        " def score(self, messages): return {'reward': [each['content'] for each in messages] == ['Gone.']}\n"
     )
     guest_script = script
 
@@ -125,7 +127,9 @@ async def test_a_prompt_of_messages_gets_the_system_prompt_unless_it_has_one(tmp
 
     settings = {"total_steps": 1, "group_size": 1, "system_prompt": "Ours."}
     result = await play(TalkEnv.at("talk:all"), tmp_path, lambda _: say("Gone."), **settings)
-    (messages,) = lines(result.files.groups)[0]["messages"]
+    (group,) = lines(result.files.groups)
+    (messages,), scores = group["messages"], group["scores"]
+    assert scores == [1.0]
     first = "Theirs." if own else "Ours."
     assert [message["content"] for message in messages] == [first, "Go.", "Gone."]
 

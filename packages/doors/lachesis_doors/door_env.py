@@ -24,6 +24,7 @@ from lachesis import (
 )
 from lachesis.cli.environment_classes import read_target
 from lachesis.rewards.reward import scored_by_steps
+from lachesis_messages.responses import ChatResponse, Node
 from lachesis_tools import ToolSession
 from lachesis_tools.function_names import function_name
 
@@ -58,7 +59,8 @@ class DoorSession(Protocol):
     async def score(self, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """`reward`, None for no score; `components` by name; `invalid`, why there is no score.
 
-        Without `reward`, the rewards of the steps are the score.
+        `messages` begin with the agent's first one: what is before it is no door's to count, for a system prompt of
+        ours may be there, or a summary. Without `reward`, the rewards of the steps are the score.
         """
         ...
 
@@ -167,7 +169,7 @@ class DoorEnv(HermesAgentBaseEnv):
 
     async def compute_reward(self, item: Any, result: AgentResult, ctx: ToolContext) -> Reward | None:
         session: DoorSession = ctx.session
-        scored = await session.score(result.messages)
+        scored = await session.score(result.messages[first_answer(result.history.nodes()) :])
         if scored.get("invalid") or scored.get("reward", 0.0) is None:
             return None
         components = {name: float(value) for name, value in (scored.get("components") or {}).items()}
@@ -175,6 +177,11 @@ class DoorEnv(HermesAgentBaseEnv):
             return Reward(float(scored["reward"]), components)
         steps = await scored_by_steps(self, item, result, ctx)
         return replace(steps, components={**steps.components, **components})
+
+
+def first_answer(nodes: Sequence[Node]) -> int:
+    """The place of the agent's first message."""
+    return next((at for at, node in enumerate(nodes) if isinstance(node.origin, ChatResponse)), len(nodes))
 
 
 def _result(answer: Mapping[str, Any]) -> ToolResult:

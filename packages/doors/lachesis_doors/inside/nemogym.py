@@ -156,7 +156,7 @@ class Episode:
         return {**self.row, "response": response}
 
     async def score(self, messages):
-        output = [item for message in messages[len(self.prompt) :] for item in as_items(message)]
+        output = [item for message in messages for item in as_items(message)]
         found = await self.post("/verify", self.with_response(output))
         kind = found.get("failure_kind") or ""
         if found.get("mask_sample") or kind.startswith(OF_THE_INFRASTRUCTURE):

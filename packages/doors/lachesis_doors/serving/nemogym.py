@@ -15,6 +15,7 @@ from aiohttp import web
 from backends.errors import LachesisError
 from backends.text import counted
 from lachesis.loop.rollout import PlayedGroup
+from lachesis_doors.door_env import first_answer
 from lachesis_doors.serving.host import NoPlace, NoSuchTask, OnBranches, ServingHost
 from lachesis_doors.serving.policies import TOKEN_FIELDS, RequestPolicy
 from lachesis_doors.serving.task_routes import body_of, refused
@@ -114,7 +115,7 @@ def verified(asked: Mapping[str, Any], group: PlayedGroup, on_branches: OnBranch
             end = next(node for node in completions_of(history) if node.origin is chain[-1])
             nodes, said = _path_to(end), chain
         left_out = _sampled(history.completions()) - _sampled(chain)
-    begins = next((at for at, node in enumerate(nodes) if isinstance(node.origin, ChatResponse)), len(nodes))
+    begins = first_answer(nodes)
     tools = [{"type": "function", "strict": False, **tool["function"]} for tool in group.tools]
     params = {**asked, "input": [_item(node.item) for node in nodes[:begins]], "tools": tools}
     response = answer(params, said[-1] if said else ChatResponse(Message("assistant"), FinishReason.STOP))
