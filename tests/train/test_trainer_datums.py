@@ -393,6 +393,15 @@ def test_a_group_of_any_shape_is_refused_and_the_others_are_trained(odd: dict[st
     assert {each.group for each in batch.samples} == {1}
 
 
+@pytest.mark.parametrize("reward", [1.0, 1e-200, 1e-308])
+def test_tiny_rewards_are_normalised_as_others_where_a_group_carries_advantages(reward: float) -> None:
+    carried = [[0, -reward / 2, -reward / 2], [0, reward / 2, reward / 2]]
+    group = {**PLAIN, "scores": [0.0, reward], "advantages": carried}
+    batch = prepare([group], TrainingSettings(uncertified="allow", advantage="normalised"))
+    found = [value for each in batch.samples for value in each.advantages]
+    assert found == pytest.approx([-1.0, -1.0, 1.0, 1.0])
+
+
 @pytest.mark.parametrize("discount", [None, 1.0])
 def test_the_spread_counts_a_rollout_of_which_only_a_discarded_attempt_is_sent(discount: float | None) -> None:
     rollouts = []

@@ -46,10 +46,16 @@ def rollout_advantages(rewards: Sequence[float | None], *, normalise: bool = Fal
         # Not by subtraction: the mean of equal numbers can be off by one bit, which a division turns into 1.
         return [None if reward is None else 0.0 for reward in rewards]
     mean = math.fsum(scored) / len(scored)
+    distance, scale = spread(scored) if normalise else (1.0, 1.0)
+    return [None if reward is None else (reward - mean) / distance * scale for reward in rewards]
+
+
+def spread(rewards: Sequence[float]) -> tuple[float, float]:
+    """Of rewards that are not all equal: their distance from the mean, and the root of their number. The first divided
+    by the second is the population standard deviation, which may underflow."""
+    mean = math.fsum(rewards) / len(rewards)
     # hypot, not squares: the squares of tiny differences underflow to 0.
-    spread = math.hypot(*(reward - mean for reward in scored)) if normalise else 1.0
-    scale = math.sqrt(len(scored)) if normalise else 1.0
-    return [None if reward is None else (reward - mean) / spread * scale for reward in rewards]
+    return math.hypot(*(reward - mean for reward in rewards)), math.sqrt(len(rewards))
 
 
 def overlong(tokens: int, *, limit: int, buffer: int) -> float:

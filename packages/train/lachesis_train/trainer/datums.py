@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis_messages.errors import MISSHAPEN
-from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages
+from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages, spread
 from lachesis_train.curves.records import SOUND, GroupRecord, SampleRecord
 from lachesis_train.curves.rollouts import certificate_of, override_of
 from lachesis_train.tinker_sdk import Datum
@@ -227,15 +227,13 @@ def _advantages(
     """
     rewards = {sample.rollout: sample.score for sample in group if not sample.own_score}
     of_rollouts = dict(zip(rewards, rollout_advantages(list(rewards.values()), normalise=normalise), strict=True))
-    spread = 1.0
-    if normalise and len(set(rewards.values())) > 1:
-        spread = float(np.std(list(rewards.values())))
+    distance, scale = spread([*rewards.values()]) if normalise and len({*rewards.values()}) > 1 else (1.0, 1.0)
     found = []
     for sample in group:
         if sample.advantages is None:
             found.append(np.full(sample.trained.size, of_rollouts.get(sample.rollout) or 0.0))
         else:
-            found.append(sample.advantages * (sizes[sample.rollout] / sample.trained.size / spread))
+            found.append(sample.advantages / distance * (sizes[sample.rollout] / sample.trained.size * scale))
     return found
 
 
