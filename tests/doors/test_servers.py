@@ -102,7 +102,8 @@ class Ors:
         else:
             right = body["input"]["number"] == self.sessions[session]
             output = {"blocks": [{"type": "text", "text": "right" if right else "wrong" * 3000}], "metadata": None}
-            answer = {"ok": True, "output": {**output, "reward": 1.0 if right else -0.25, "finished": right}}
+            odd = {"finished": {"finished": "false"}, "reward": {"reward": "1.0"}}.get(self.habit, {})
+            answer = {"ok": True, "output": {**output, "reward": 1.0 if right else -0.25, "finished": right, **odd}}
         said = json.dumps(answer)
         chunks = [said[at : at + 4096] for at in range(0, len(said), 4096)]
         if self.habit == "half":
@@ -153,6 +154,8 @@ async def test_ors_says_that_a_call_is_wrong_or_that_the_episode_has_ended(tmp_p
         ("gone", "infra_error", 2, "HTTP 410"),
         ("half", "infra_error", 2, "answers in another form"),
         ("breaks", "infra_error", 2, "the stream broke off"),
+        ("finished", "infra_error", 2, "'false' stands for the end of the episode"),
+        ("reward", "infra_error", 2, "the reward is '1.0', and not a number"),
         ("error", "environment", 1, "the environment fell over"),
     ],
 )
@@ -218,7 +221,7 @@ class OpenEnv:
     async def answer(self, socket: web.WebSocketResponse, message: dict[str, Any], seed: int) -> bool:
         data = message["data"]
 
-        def observed(observation: Any, reward: float | None = None, *, done: bool = False) -> Any:
+        def observed(observation: Any, reward: float | None = None, *, done: Any = False) -> Any:
             return {"type": "observation", "data": {"observation": observation, "reward": reward, "done": done}}
 
         if message["type"] == "reset":
@@ -231,6 +234,12 @@ class OpenEnv:
             await socket.send_str('{"type": "observation", "da')
         elif self.habit == "other form of steps":
             await socket.send_json({"observation": "?"})
+        elif self.habit == "state":
+            await socket.send_json({"type": "state", "data": {"episode_id": "e", "step_count": 1, "done": True}})
+        elif self.habit == "no done":
+            await socket.send_json({"type": "observation", "data": {"observation": "?", "reward": 1.0}})
+        elif self.habit in ("done", "bool"):
+            await socket.send_json(observed("?", True, done="false" if self.habit == "done" else True))
         elif self.habit == "error":
             await socket.send_json({"type": "error", "data": {"message": "it fell over", "code": "EXECUTION_ERROR"}})
         else:
@@ -291,6 +300,9 @@ async def test_openenv_that_does_not_reach_a_tool_gives_no_score(tmp_path: Path)
         ("breaks", "infra_error", "the server closed the connection"),
         ("half", "infra_error", "answers in another form"),
         ("other form of steps", "infra_error", "answers in another form"),
+        ("state", "infra_error", "no observation with `done`, but"),
+        ("no done", "infra_error", "no observation with `done`, but"),
+        ("done", "infra_error", "'false' stands for the end of the episode"),
         ("error", "environment", "it fell over"),
     ],
 )
@@ -299,6 +311,12 @@ async def test_openenv_that_fails_gives_no_score(tmp_path: Path, habit: str, kin
         (each,) = rollouts((await play(f"openenv:ws://{host}", tmp_path, speaks("step"))).files.failures)
     assert (each["reward"], each["unscored_kind"]) == (None, kind)
     assert said in each["reason"]
+
+
+async def test_openenv_pays_with_booleans_too(tmp_path: Path) -> None:
+    async with served(OpenEnv("bool").app) as host:
+        (each,) = rollouts((await play(f"openenv:ws://{host}", tmp_path, speaks("step"))).files.groups)
+    assert each["reward"] == 1.0
 
 
 @pytest.mark.parametrize("habit", ["away", "other form"])

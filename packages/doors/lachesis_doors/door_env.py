@@ -24,6 +24,7 @@ from lachesis import (
 )
 from lachesis.cli.environment_classes import read_target
 from lachesis.rewards.reward import scored_by_steps
+from lachesis_doors.guest_process import broken_answers
 from lachesis_messages.responses import ChatResponse, Node
 from lachesis_tools import ToolSession
 from lachesis_tools.function_names import function_name
@@ -116,7 +117,7 @@ class DoorEnv(HermesAgentBaseEnv):
 
         def made(tool: Mapping[str, Any]) -> Tool:
             async def call(arguments: dict[str, Any], session: DoorSession) -> ToolResult:
-                return _result(await session.call(tool["name"], arguments))
+                return self._result(await session.call(tool["name"], arguments))
 
             name, schema = (
                 function_name(tool["name"], taken),
@@ -165,7 +166,7 @@ class DoorEnv(HermesAgentBaseEnv):
     async def follow_up(self, item: Any, messages: list[dict[str, Any]]) -> ToolResult | None:
         session: DoorSession = rollout_session()
         answer = await session.act(messages[-1].get("content") or "")
-        return None if answer is None else _result(answer)
+        return None if answer is None else self._result(answer)
 
     async def compute_reward(self, item: Any, result: AgentResult, ctx: ToolContext) -> Reward | None:
         session: DoorSession = ctx.session
@@ -178,15 +179,19 @@ class DoorEnv(HermesAgentBaseEnv):
         steps = await scored_by_steps(self, item, result, ctx)
         return replace(steps, components={**steps.components, **components})
 
+    def _result(self, answer: Mapping[str, Any]) -> ToolResult:
+        text, error, reward = answer.get("text") or "", answer.get("error"), answer.get("reward")
+        if error:
+            text = json.dumps({"error": text or error}, ensure_ascii=False)
+        with broken_answers(f"{self.scheme}:{self.target}"):  # not by truth: "false" ends no episode
+            if reward is not None and type(reward) not in (int, float):
+                raise TypeError(f"the reward is {reward!r}, and not a number")
+            if type(done := answer.get("done", False)) is not bool:
+                raise TypeError(f"{done!r} stands for the end of the episode, and is neither true nor false")
+        images, reward = tuple(answer.get("images") or ()), None if reward is None else float(reward)
+        return ToolResult(text, error or None, images=images, reward=reward, done=done)
+
 
 def first_answer(nodes: Sequence[Node]) -> int:
     """The place of the agent's first message."""
     return next((at for at, node in enumerate(nodes) if isinstance(node.origin, ChatResponse)), len(nodes))
-
-
-def _result(answer: Mapping[str, Any]) -> ToolResult:
-    text, error, reward = answer.get("text") or "", answer.get("error"), answer.get("reward")
-    if error:
-        text = json.dumps({"error": text or error}, ensure_ascii=False)
-    images, reward = tuple(answer.get("images") or ()), None if reward is None else float(reward)
-    return ToolResult(text, error or None, images=images, reward=reward, done=bool(answer.get("done")))

@@ -142,7 +142,9 @@ class _Episode:
         text = str(failed.get("message") if isinstance(failed, Mapping) else failed) if failed else _text(seen)
         if isinstance(failed, Mapping) and failed.get("error_type") == "transport_error":  # no doing of the agent
             raise GuestLost(f"openenv: the server did not reach the tool {name}: {text}")
-        said = {"text": text, "reward": answer.get("reward"), "done": bool(answer.get("done"))}
+        reward = answer.get("reward")
+        reward = float(reward) if isinstance(reward, bool) else reward  # which the standard allows
+        said = {"text": text, "reward": reward, "done": answer["done"]}
         return {**said, "error": text} if failed else said
 
     async def score(self, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -165,6 +167,9 @@ async def _asked(socket: aiohttp.ClientWebSocketResponse, message: Mapping[str, 
         answer: dict[str, Any] = json.loads(reply.data)
         data: Mapping[str, Any] = dict(answer.get("data") or {})
         failed = answer["type"] == "error"
+        # Not by the order of frames alone: an answer that is taken for another one's would shift all later ones.
+        if not failed and (answer["type"] != "observation" or "done" not in data):
+            raise ValueError(f"no observation with `done`, but {reply.data[:200]}")
     if failed:
         said, code = str(data.get("message")), data.get("code")
         kind = _Full if code == _FULL else _BadAction if code == "VALIDATION_ERROR" else GuestError

@@ -154,7 +154,7 @@ class _OrsSession:
             [] if isinstance(content, str) else [p["image_url"]["url"] for p in content if p["type"] == "image_url"]
         )
         text = content if isinstance(content, str) else "\n".join(p["text"] for p in content if p["type"] == "text")
-        return {"text": text, "images": images, "reward": output.get("reward"), "done": bool(output.get("finished"))}
+        return {"text": text, "images": images, "reward": output.get("reward"), "done": output.get("finished", False)}
 
     async def score(self, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         return {}
