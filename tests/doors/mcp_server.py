@@ -11,7 +11,7 @@ from pathlib import Path
 HABIT = sys.argv[1] if len(sys.argv) > 1 else ""
 NUMBER = {"type": "object", "properties": {"by": {"type": "integer"}}, "required": ["by"]}
 TOOLS = ["add", "files.read/now", "files.read_now", "fail", "refuse", "big", "slow", "die", "asked", "half", "later"]
-TOOLS += ["raise", "overload"]
+TOOLS += ["raise", "overload", "text"]
 replies, later = [], []
 total = 0
 
@@ -44,6 +44,8 @@ def call(number, name, arguments):
         text(number, "x" * arguments["by"])
     elif name == "slow":
         time.sleep(3600)
+    elif name == "text":
+        text(str(number), "an answer to nothing")
     elif name == "half":
         say({"id": number})
     elif name == "asked":
@@ -70,8 +72,7 @@ for line in sys.stdin:
         say({"method": "notifications/message", "params": {"data": "hello"}})
         say({"id": "a", "method": "ping"})
         say({"id": number, "method": "sampling/createMessage", "params": {}})
-        say({"id": [1], "result": {}})
-        say({"id": 4711, "result": {}})
+        print('{"id": 4711, "result": "of its log"}')
         say({"id": number, "result": {"protocolVersion": "2025-06-18", "capabilities": {}}})
     elif method == "tools/list":
         at = int(message["params"].get("cursor", 0))

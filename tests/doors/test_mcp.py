@@ -74,7 +74,7 @@ async def test_each_rollout_has_a_server_and_every_name_can_be_called(tmp_path: 
     for messages in lines(result.files.groups)[0]["messages"]:
         seen = [message["content"] for message in messages if message["role"] == "tool"]
         assert seen == ["3", "7", "the tool files.read/now", "the tool files.read_now"]
-    assert len(offered) == len(set(offered)) == 13
+    assert len(offered) == len(set(offered)) == 14
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,13 @@ async def test_a_call_that_fails_is_an_answer_and_the_rollout_has_a_score(
     assert said in answers(result)[0]
 
 
-@pytest.mark.parametrize("name", ["die", "half", "overload"])
+@pytest.mark.parametrize("name", ["die", "half", "overload", "text"])
 async def test_a_server_that_ends_or_breaks_the_protocol_is_the_infrastructures(tmp_path: Path, name: str) -> None:
     result = await play(tmp_path, calls_once(f"sums__{name}"), {})
     (each,) = rollouts(result.files.failures)
     assert (each["reward"], each["unscored_kind"], each["attempts"]) == (None, "infra_error", 3)
     said = {"die": "ended with 3", "half": "neither a result nor an error", "overload": "with the error -32000: busy"}
+    said["text"] = "which no request had"
     assert said[name] in each["reason"]
     if name == "die":
         assert each["reason"].endswith("the wheel came off") and len(each["reason"]) < 1500
@@ -110,7 +111,7 @@ async def test_a_server_that_ends_or_breaks_the_protocol_is_the_infrastructures(
 async def test_the_client_answers_what_the_server_asks_and_takes_answers_in_any_order() -> None:
     async with in_sandbox() as client:
         await client.open()
-        assert len(await client.tools()) == 13
+        assert len(await client.tools()) == 14
         first = asyncio.create_task(client.call("later", {}))
         while not client._waiting:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -141,6 +142,17 @@ async def test_a_server_that_does_not_start_is_named(habit: str, error: type[Exc
         with pytest.raises(error, match=said):
             await client.open()
             await client.tools()
+
+
+async def test_a_late_answer_is_to_what_was_asked() -> None:
+    async with in_sandbox() as client:
+        await client.open()
+        client.timeout = 1
+        with pytest.raises(McpLate):
+            await client.ask("tools/call", {"name": "later", "arguments": {}})
+        client.timeout = 30
+        for number in (1, 2):
+            assert (await client.call("add", {"by": 1}))["text"] == str(number)
 
 
 async def test_a_server_that_does_not_read_is_late() -> None:
@@ -218,7 +230,7 @@ class HttpServer:
         for event in (
             {"id": 9, "method": "ping"},
             {"method": "notifications/message"},
-            {"id": number, "result": result},
+            {"id": f"{number}" if self.habit == "text" else number, "result": result, "jsonrpc": "2.0"},
         ):
             said = f"event: message\r\ndata: {json.dumps(event, ensure_ascii=False)}\r\n\r\n".encode()
             for at in range(0, len(said), 1 << 15):
@@ -260,7 +272,7 @@ async def test_over_http_the_session_the_version_and_long_events_are_kept() -> N
     assert server.ended.is_set()
 
 
-@pytest.mark.parametrize("habit", ["fails", "half", "breaks"])
+@pytest.mark.parametrize("habit", ["fails", "half", "breaks", "text"])
 async def test_over_http_a_server_that_fails_is_lost(habit: str) -> None:
     async with over_http(habit) as (_, client):
         with pytest.raises(McpLost, match=r"eyes at http://127"):

@@ -186,7 +186,8 @@ class DoorEnv(HermesAgentBaseEnv):
         with broken_answers(f"{self.scheme}:{self.target}"):  # not by truth: "false" ends no episode
             if reward is not None and type(reward) not in (int, float):
                 raise TypeError(f"the reward is {reward!r}, and not a number")
-            if type(done := answer.get("done", False)) is not bool:
+            done = False if answer.get("done") is None else answer["done"]
+            if type(done) is not bool:
                 raise TypeError(f"{done!r} stands for the end of the episode, and is neither true nor false")
         images, reward = tuple(answer.get("images") or ()), None if reward is None else float(reward)
         return ToolResult(text, error or None, images=images, reward=reward, done=done)

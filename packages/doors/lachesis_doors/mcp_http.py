@@ -49,7 +49,7 @@ class McpHttpClient(McpClient):
         await super().open()
 
     async def ask(self, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        number = next(self._numbers)
+        number = self._number()
         request = {"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)}
         try:
             async with asyncio.timeout(self.timeout), aclosing(self._posted(request)) as messages:
@@ -61,6 +61,8 @@ class McpHttpClient(McpClient):
                         if method == "initialize":
                             self._headers["MCP-Protocol-Version"] = str(result.get("protocolVersion", VERSION))
                         return result
+                    elif astray := self._astray(message):
+                        raise astray
         except TimeoutError:
             raise self._late(method) from None
         raise McpLost(f"the MCP server {self.where} did not answer {method}")

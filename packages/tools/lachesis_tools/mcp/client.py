@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
-import itertools
 import json
 import shlex
 from abc import ABC, abstractmethod
@@ -56,7 +55,8 @@ class McpClient(ABC):
         """
         self.name = self.where = name
         self.timeout = timeout
-        self._numbers = itertools.count(1)
+        self._asked = range(1, 1)
+        """The ids of all requests so far."""
 
     @abstractmethod
     async def ask(self, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -151,6 +151,19 @@ class McpClient(ABC):
             "arguments caused, it answers with a result with isError, or the error -32602"
         )
 
+    def _number(self) -> int:
+        """The id of a new request."""
+        self._asked = range(1, self._asked.stop + 1)
+        return self._asked[-1]
+
+    def _astray(self, message: Mapping[str, Any]) -> McpLost | None:
+        """Of an answer to what was never asked. Without an id it may be about any request; a late one has an old id."""
+        number = message.get("id")
+        answers = message.get("jsonrpc") == "2.0" and ("result" in message or "error" in message)
+        if not answers or number is None or number in self._asked:
+            return None
+        return McpLost(f"the MCP server {self.where} answered with the id {number!r}, which no request had")
+
     def _late(self, method: str) -> McpLate:
         return McpLate(f"the MCP server {self.name} did not answer {method} in {self.timeout:g} s")
 
@@ -202,7 +215,7 @@ class McpStdioClient(McpClient):
         await super().open()
 
     async def ask(self, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        number = next(self._numbers)
+        number = self._number()
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self.timeout):  # of the writing too: a server may not read
@@ -273,8 +286,12 @@ class McpStdioClient(McpClient):
                 if number is not None:
                     with contextlib.suppress(ProcessLookupError):
                         await self._write(process, reply_to(message))
-            elif isinstance(number, int) and (waiting := self._waiting.get(number)) is not None and not waiting.done():
-                waiting.set_result(message)
+            elif astray := self._astray(message):
+                self._fail(astray)
+            elif number in self._asked:
+                waiting = self._waiting.get(message["id"])
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(message)
 
     async def _said(self) -> str:
         """The end of what it wrote to standard error, which may be long."""
