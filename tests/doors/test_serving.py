@@ -329,6 +329,8 @@ async def test_mcp_plays_a_task_and_its_reward_is_beside_the_last_answer(tmp_pat
         assert (await client.call("guess", {"number": 7}))["error"] == "the task has ended"
         with pytest.raises(McpRefused, match="no method"):
             await client.ask("prompts/list", {})
+        with pytest.raises(McpRefused, match="no resource"):
+            await client.ask("resources/read", {"uri": ["lachesis://reward"]})
     assert Numbers.open_sessions == 0
 
 
@@ -428,6 +430,32 @@ async def test_openenv_says_when_it_is_full_and_frees_the_place_of_a_client_that
         await Numbers.closed.wait()
         assert (await asked(other, "reset", {}))["type"] == "observation"
     assert Numbers.open_sessions == 0
+
+
+async def test_openenv_refuses_what_it_cannot_read_and_the_episode_goes_on(tmp_path: Path) -> None:
+    async with (
+        served("openenv", Numbers, tmp_path, max_num_workers=1) as url,
+        aiohttp.ClientSession() as http,
+        http.ws_connect(f"{url}/ws") as socket,
+    ):
+        assert (await asked(socket, "reset", {"seed": 1}))["type"] == "observation"
+        for how in ({"split": ["train"]}, {"split": "later"}, {"index": 9}, {"seed": "1"}):
+            assert (await asked(socket, "reset", how))["data"]["code"] == "VALIDATION_ERROR"
+        await socket.send_str("[" * 100_000)
+        assert (await socket.receive_json())["data"]["code"] == "INVALID_JSON"
+        guess = {"type": "call_tool", "tool_name": "guess", "arguments": {"number": 7}}
+        assert (await asked(socket, "step", guess))["data"]["reward"] == 1.0
+        assert (await asked(socket, "reset", {}))["type"] == "observation"
+
+
+@pytest.mark.parametrize(("standard", "path", "status"), [("ors", "/numbers/num_tasks", 422), ("mcp", "/mcp", 400)])
+async def test_a_body_that_is_too_deep_is_refused(tmp_path: Path, standard: str, path: str, status: int) -> None:
+    async with (
+        served(standard, Numbers, tmp_path) as url,
+        aiohttp.ClientSession() as http,
+        http.post(f"{url}{path}", data="[" * 100_000) as response,
+    ):
+        assert response.status == status
 
 
 async def test_our_own_doors_play_what_we_serve(tmp_path: Path) -> None:

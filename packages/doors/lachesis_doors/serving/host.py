@@ -175,10 +175,7 @@ class ServingHost:
             NoSuchTask: there is no such task.
             NoPlace: another rollout has to end first.
         """
-        if self.draining:
-            raise NoPlace("the server is about to end")
-        if len(self._unfinished()) >= self.places:
-            raise NoPlace(f"all {self.places} places are taken; more are set with -c")
+        self.check(split, index, name)
         if index is None:
             index, self._next = self._next % max(1, len(self._splits.get(split, ()))), self._next + 1
         item, key = self._attempt(split, index)
@@ -186,6 +183,14 @@ class ServingHost:
         name = name or uuid.uuid4().hex
         self._open[name], self._touched[name] = rollout, time.monotonic()
         return name, rollout
+
+    def check(self, split: str, index: int | None, name: str | None) -> None:
+        """Raises as `open` would once the rollout of this name is closed."""
+        if self.draining:
+            raise NoPlace("the server is about to end")
+        if sum(each is not self._open.get(name or "") for each in self._unfinished()) >= self.places:
+            raise NoPlace(f"all {self.places} places are taken; more are set with -c")
+        self.task(split, index or 0)
 
     def get(self, name: str) -> OpenRollout | None:
         """The rollout of this name; None if it was closed. Its client is not silent."""

@@ -61,7 +61,7 @@ class McpService(WebService):
     async def _post(self, request: web.Request) -> web.StreamResponse:
         try:
             asked = json.loads(await request.text())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return json_response(_answer(None, error=_Failed(_PARSE, f"not JSON: {error}")), 400)
         if not isinstance(asked, dict) or not isinstance(asked.get("params", {}), dict):
             return json_response(_answer(None, error=_Failed(_REQUEST, "one JSON-RPC message, with named params")), 400)
@@ -112,7 +112,7 @@ class McpService(WebService):
         if method == "resources/list":
             return {"resources": [{"uri": uri, "name": uri, "mimeType": "application/json"} for uri in found]}
         if method == "resources/read":
-            if (uri := params.get("uri")) not in found:
+            if (uri := params.get("uri")) not in [*found]:  # it may be of any type
                 raise _Failed(_PARAMS, f"there is no resource {uri!r}; there are {', '.join(found)}")
             return {"contents": [{"uri": uri, "mimeType": "application/json", "text": json.dumps(found[uri])}]}
         raise _Failed(_METHOD, f"there is no method {method!r}")

@@ -108,12 +108,13 @@ class _Connection:
 
     async def reset(self, how: Mapping[str, Any]) -> dict[str, Any]:
         """Begin the task `index` of a `split`; otherwise that of the `seed`, or the next one."""
-        await self.host.close(self.name)
         split, index, seed = how.get("split", "train"), how.get("index"), how.get("seed")
-        if not all(number is None or type(number) is int for number in (index, seed)):
-            raise _Refused("VALIDATION_ERROR", "index and seed are numbers")
+        if not isinstance(split, str) or not all(each is None or type(each) is int for each in (index, seed)):
+            raise _Refused("VALIDATION_ERROR", "split is a text; index and seed are numbers")
         if index is None and seed is not None:
             index = seed % max(1, self.host.splits.get(split, 1))
+        self.host.check(split, index, self.name)  # a reset that is refused ends nothing
+        await self.host.close(self.name)
         self.host.open(split, index, self.name)
         self.episode = str(how.get("episode_id") or self.name)
         rollout = await self.rollout().begin()
@@ -163,7 +164,7 @@ async def _answer(connection: _Connection, text: str) -> dict[str, Any] | None:
 async def _handle(connection: _Connection, text: str) -> dict[str, Any] | None:
     try:
         message = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _Refused("INVALID_JSON", f"not JSON: {error}") from error
     kind, data = (message.get("type"), message.get("data") or {}) if isinstance(message, dict) else (None, {})
     if kind == "close":

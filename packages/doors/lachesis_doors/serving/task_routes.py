@@ -93,7 +93,7 @@ async def body_of(request: web.Request) -> dict[str, Any]:
     """The JSON object of a request. Raises HTTP 422 where there is none."""
     try:
         body = await request.json()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the second one: it is too deep
         raise refused(422, f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise refused(422, "the body is not a JSON object")
