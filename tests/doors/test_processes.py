@@ -13,7 +13,7 @@ import pytest
 
 from backends.errors import SettingsError
 from lachesis.cli.environment_classes import environment_class
-from lachesis_doors.guest_process import GuestError, GuestLost, GuestProcess, NotLoaded
+from lachesis_doors.guest_process import INSIDE, GuestError, GuestLost, GuestProcess, NotLoaded
 from lachesis_doors.processes import Package, ProcessEnv, interpreter
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import lines, make, process, rollouts
@@ -463,3 +463,28 @@ async def test_a_session_that_is_not_opened_to_the_end_is_closed(tmp_path: Path,
     with pytest.raises(asyncio.CancelledError):
         await run
     assert (tmp_path / "closed").read_text() == "0\n"
+
+
+async def test_gymnasium_offers_the_actions_of_a_space_that_begins_at_another_number(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    (tmp_path / "steps_from_one.py").write_text(
+        "import gymnasium\n\n"
+        "class Steps(gymnasium.Env):\n"
+        " action_space = gymnasium.spaces.Discrete(3, start=1)\n observation_space = gymnasium.spaces.Discrete(9)\n"
+        " def reset(self, seed=None, options=None): return 0, {}\n"
+        " def step(self, action): return 1, float(action), True, False, {}\n\n"
+        "gymnasium.register('Steps-v0', entry_point=Steps, disable_env_checker=True, order_enforce=False)\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    guest = GuestProcess(str(python), INSIDE / "gymnasium.py", "steps_from_one:Steps-v0", {})
+    await guest.start()
+    try:
+        item = await guest.call("item", number=0)
+        action = item["tools"][0]["parameters"]["properties"]["action"]
+        assert (action["minimum"], action["maximum"]) == (1, 3)
+        assert "an integer from 1 to 3" in (await guest.call("open", "one", item=item["item"]))["prompt"]
+        assert (await guest.call("call", "one", name="step", arguments={"action": 3}))["reward"] == 3.0
+    finally:
+        await guest.close()

@@ -13,14 +13,15 @@ class Guest:
         self.discrete = isinstance(made.action_space, gymnasium.spaces.Discrete)
         if not self.discrete and not isinstance(made.action_space, gymnasium.spaces.Text):
             raise ValueError("%s has actions of %s; this plays numbers and text" % (target, made.action_space))
-        self.count = int(made.action_space.n) if self.discrete else 0
+        self.first = int(made.action_space.start) if self.discrete else 0
+        self.last = self.first + int(made.action_space.n) - 1 if self.discrete else 0
 
     def made(self):
         return gymnasium.make(self.target, **{**self.shown, **self.arguments})
 
     def item(self, number):
         action = (
-            {"action": {"type": "integer", "minimum": 0, "maximum": self.count - 1}}
+            {"action": {"type": "integer", "minimum": self.first, "maximum": self.last}}
             if self.discrete
             else {"action": {"type": "string"}}
         )
@@ -37,7 +38,7 @@ class Episode:
         self.guest = guest
         self.env = guest.made()
         observation, _ = self.env.reset(seed=seed)
-        about = "an integer from 0 to %d" % (guest.count - 1) if guest.discrete else "text"
+        about = "an integer from %d to %d" % (guest.first, guest.last) if guest.discrete else "text"
         self.prompt = "You act in the environment %s. Call `step` with an action, %s, until it ends.\n\n%s" % (
             guest.target,
             about,
