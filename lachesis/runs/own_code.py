@@ -49,14 +49,17 @@ class OwnCode:
 
     def change(self, before: Mapping[str, Any] | None, path: Path) -> str:
         """What is different from an earlier record, that of the run at `path`, in words; empty where nothing is, or
-        where the record is of an older version, which had none. Names of files make no difference."""
+        where the record is of an older version, which had none. A file may have another name, but not that of another
+        file before: then those that import it get other code."""
         if not before:
             return ""
-        if sorted(before["files"].values()) == sorted(self.files.values()):
+        old, new = before["files"], self.files
+        gone, come = (sorted(of[name] for name in of.keys() - other.keys()) for of, other in ((old, new), (new, old)))
+        if gone == come and all(old[name] == new[name] for name in old.keys() & new.keys()):
             return _said(own_data.changed(before.get("data", {}), Path(before["file"]).parent, path), path)
         if before["file"] != self.file:
             return f"{path} was started by {_shown(before['file'])}, not by {_shown(self.file)}"
-        return _said(sorted({name for name, _ in {*before["files"].items()} ^ {*self.files.items()}}), path)
+        return _said(sorted({name for name, _ in {*old.items()} ^ {*new.items()}}), path)
 
 
 def _said(names: Sequence[str], path: Path) -> str:

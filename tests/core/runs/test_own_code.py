@@ -10,13 +10,14 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lachesis.cli import main
 from lachesis.cli.environment_classes import environment_class
-from lachesis.runs.own_code import own_code
+from lachesis.runs.own_code import OwnCode, own_code
 from tests.support.small_envs import lines
 
 MODULE = '''\
@@ -213,6 +214,27 @@ def test_another_file_with_the_same_name_continues_nothing(capsys: pytest.Captur
     edit("words.py", "weight() *", "0.25 * weight() *")
     assert play("-n", "3", "--env.when_code_changed", "continue") == 0
     assert scores("data/words") == [1.0, 1.0, 0.25]  # its own run, not the later one of the other file
+
+
+def test_files_that_exchange_their_contents_are_other_code_and_a_file_with_a_new_name_is_not() -> None:
+    edit("words.py", "from scoring import weight", "import strict\nfrom scoring import weight")
+    Path("strict.py").write_text("def weight():\n    return 0.0\n")
+
+    def code() -> OwnCode:
+        forget(Path.cwd())
+        found = own_code(environment_class("words.py"))
+        assert found is not None
+        return found
+
+    before, run = code(), Path("data/words/groups.jsonl")
+    strict, scoring = Path("strict.py").read_text(), Path("scoring.py").read_text()
+    Path("scoring.py").write_text(strict)
+    Path("strict.py").write_text(scoring)
+    assert code().change(before.to_record(), run) == f"scoring.py, strict.py changed since {run} began"
+    files = {name.replace("strict", "exact"): digest for name, digest in before.files.items()}
+    assert replace(before, files=files).change(before.to_record(), run) == ""
+    files["more.py"] = before.files["scoring.py"]
+    assert replace(before, files=files).change(before.to_record(), run)
 
 
 def test_a_run_without_a_finished_group_is_begun_anew_in_its_folder() -> None:
