@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lachesis_train.api.packing import Sized, pack
@@ -28,6 +28,25 @@ def test_a_batch_has_the_right_number_of_sequences_if_any_set_with_the_oldest_gr
     if chosen is not None:
         assert chosen[0] == 0
         assert sum(found[at] for at in chosen) == batch_size
+
+
+@given(
+    st.lists(st.builds(Sized, st.integers(1, 5), st.sampled_from([0, 1, 2, None])), min_size=1, max_size=8),
+    st.integers(1, 16),
+    st.dictionaries(st.integers(0, 2), st.integers(0, 10), min_size=1),
+)
+@example([Sized(*of) for of in [(1, 1), (4, 0), (5, 0), (3, 0), (4, 0), (4, 1), (5, 1)]], 11, {1: 6})
+def test_a_batch_with_all_shares_is_found_if_there_is_one(queue, batch_size, least):
+    takes_oldest = sum(least.values()) < batch_size or queue[0].env_id in least
+
+    def fits(chosen: Sequence[int]) -> bool:
+        shares = {each: sum(queue[at].sequences for at in chosen if queue[at].env_id == each) for each in least}
+        whole = sum(queue[at].sequences for at in chosen) == batch_size and (0 in chosen or not takes_oldest)
+        return whole and all(shares[each] >= least[each] for each in least)
+
+    if any(fits(chosen) for count in range(1, len(queue) + 1) for chosen in combinations(range(len(queue)), count)):
+        chosen = pack(queue, batch_size, least)
+        assert chosen is not None and fits(chosen) and len({*chosen}) == len(chosen)
 
 
 @given(sizes.filter(len), st.integers(1, 20))
@@ -62,6 +81,8 @@ def test_an_environment_gets_its_share_or_the_batch_waits():
 
 def test_thousands_of_groups_are_packed():
     assert len(pack(groups([1, 3, 7] * 1000), 4096) or []) > 1000
+    queue = [Sized(3, 0), *(Sized(2 + at % 2, at % 3) for at in range(6000))]
+    assert sum(queue[at].sequences for at in pack(queue, 4095, {1: 1500, 2: 1001}) or []) == 4095
 
 
 def drained(sizes: Sequence[tuple[int, int]], batch_size: int, least: dict[int, int]) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +25,7 @@ def pack(
     """The places of the groups of the next batch; None while there is none.
 
     The oldest group is always in it, unless `least` asks for the whole batch, so none waits for ever. Of all sets with
-    the right number of sequences it is the one with the oldest groups.
+    the right number of sequences it is the one with the oldest groups; with `least`, one that fits if there is any.
 
     Args:
         groups: the queue, the oldest first.
@@ -37,9 +38,69 @@ def pack(
     """
     if sum(group.sequences for group in groups) < batch_size:
         return None
+    chosen = _oldest(groups, batch_size, least or {}, exact=exact)
+    if not (exact and least):
+        return chosen
+    with_first = sum(least.values()) < batch_size or groups[0].env_id in least
+    found: Counter[int | None] = Counter()
+    for at in chosen or ():
+        found[groups[at].env_id] += groups[at].sequences
+    if chosen and not (with_first and chosen[0]) and all(found[each] >= least[each] for each in least):
+        return chosen
+    return _summed(groups, batch_size, least, first=[0] if with_first else []) or chosen
+
+
+def _summed(groups: Sequence[Sized], room: int, least: Mapping[int, int], first: Sequence[int]) -> list[int] | None:
+    """A batch that fits exactly and has `first`, if there is one at all: by the sums that each environment can have.
+
+    Each environment of `least` has as little above that as possible, of its oldest groups.
+    """
+    missing, own = dict(least), dict[int | None, list[int]]({env_id: [] for env_id in (*least, None)})
+    for at, group in enumerate(groups):
+        env_id = group.env_id if group.env_id in least else None  # None: all others
+        if at not in first:
+            own[env_id].append(at)
+            continue
+        room -= group.sequences
+        if env_id is not None:
+            missing[env_id] -= group.sequences
+    if room < 0:
+        return None
+    parts = []
+    for env_id, places in own.items():
+        sizes = [groups[at].sequences for at in places[: max(_MOST_GROUPS, room)]]
+        share = max(0, missing[env_id]) if env_id is not None else 0
+        parts.append((places, sizes, _sums(sizes, room)[0] >> share << share))
+    after = [1]
+    for _, _, possible in reversed(parts[1:]):
+        after.append(_added(after[-1], possible) & (1 << room + 1) - 1)
+    chosen = [*first]
+    for places, sizes, possible in parts:
+        others = after.pop()
+        total = next((each for each in range(room + 1) if possible >> each & others >> room - each & 1), None)
+        if total is None:
+            return None
+        room -= total
+        # A group of nothing before them, for the first one is always taken.
+        chosen += [places[at - 1] for at in _fill([0, *sizes], total, exact=True) or () if at]
+    return sorted(chosen)
+
+
+def _added(some: int, others: int) -> int:
+    """The sums of a number of each: bit s of either says that there is s."""
+    found = 0
+    while some:
+        lowest = some & -some
+        found |= others * lowest
+        some ^= lowest
+    return found
+
+
+def _oldest(groups: Sequence[Sized], batch_size: int, least: Mapping[int, int], *, exact: bool) -> list[int] | None:
+    """A batch of the oldest groups of each environment of `least`, and of the oldest others."""
     chosen: set[int] = set()
     room = batch_size
-    for env_id, sequences in (least or {}).items():
+    for env_id, sequences in least.items():
         own = [(at, group.sequences) for at, group in enumerate(groups) if group.env_id == env_id]
         missing = sum(size for _, size in own) < sequences
         for at, size in own:
@@ -50,7 +111,7 @@ def pack(
         if sequences > 0 and room > 0 and (missing or exact):
             return None
     if chosen and 0 not in chosen and 0 < room < groups[0].sequences:
-        return None if exact else pack(groups, batch_size, exact=False)
+        return None if exact else _oldest(groups, batch_size, {}, exact=False)
     left = [at for at, group in enumerate(groups) if at not in chosen and (not chosen or group.sequences <= room)]
     left = left[: max(_MOST_GROUPS, room)]
     more = _fill([groups[at].sequences for at in left], room, exact=exact)
@@ -67,12 +128,7 @@ def _fill(sizes: Sequence[int], room: int, *, exact: bool) -> list[int] | None:
         return None if exact else []
     if sizes[0] > room:
         return None if exact else [0]
-    # Bit s of reachable[i]: some of sizes[i:] add up to s.
-    mask = (1 << room + 1) - 1
-    reachable = [1]
-    for size in reversed(sizes[1:]):
-        reachable.append((reachable[-1] | reachable[-1] << size) & mask)
-    reachable.reverse()
+    reachable = _sums(sizes[1:], room)
     rest = room - sizes[0]
     if not exact:
         rest = (reachable[0] & (1 << rest + 1) - 1).bit_length() - 1
@@ -84,3 +140,12 @@ def _fill(sizes: Sequence[int], room: int, *, exact: bool) -> list[int] | None:
             chosen.append(at)
             rest -= size
     return chosen
+
+
+def _sums(sizes: Sequence[int], room: int) -> list[int]:
+    """Bit s of each: some of sizes[i:] add up to s, which is at most `room`."""
+    mask = (1 << room + 1) - 1
+    found = [1]
+    for size in reversed(sizes):
+        found.append((found[-1] | found[-1] << size) & mask)
+    return found[::-1]
