@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
 from datetime import date, time, timedelta
 from enum import Enum
 from pathlib import PurePath
@@ -128,6 +128,13 @@ def whole_and_part(key: str) -> tuple[str, int]:
 def different(keys: Iterable[str]) -> int:
     """The number of distinct items, by the keys that `ItemKeys` gives."""
     return len({key.rpartition("-")[0] if _OF_CONTENT.fullmatch(key) else key for key in keys})
+
+
+def repeated(keys: Collection[str]) -> str:
+    """What to say after the number of items that have these keys, where some come again."""
+    once = different(keys)
+    slightly = "slightly " if once >= 0.9 * len(keys) else ""
+    return f", {once} of them distinct: the interval is {slightly}too narrow" if once < len(keys) else ""
 
 
 class ItemKeys:

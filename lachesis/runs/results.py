@@ -19,7 +19,7 @@ from rich.text import Text
 from backends.errors import ExitCode
 from backends.text import counted
 from lachesis.figures.evaluations import figure_rows
-from lachesis.figures.item_keys import different
+from lachesis.figures.item_keys import repeated
 from lachesis.figures.repaired_calls import NAME
 from lachesis.figures.running_figures import RunningFigures
 from lachesis.figures.summary import Summary
@@ -113,9 +113,7 @@ class RunResult:
         left_out = summary.rollouts - summary.scored
         earlier = summary.groups > self.played + self.failed_groups + self.left_to_agents
         now = f" ({self.played} in this run)" if earlier else ""
-        once = different(summary.scores)
-        slightly = "slightly " if once >= 0.9 * len(summary.scores) else ""
-        again = f", {once} of them distinct: the interval is {slightly}too narrow" if once < len(summary.scores) else ""
+        again = repeated(summary.scores)
         if self.evaluation:
             yield from figure_rows(summary)
             yield "items", f"{summary.items}{again}"

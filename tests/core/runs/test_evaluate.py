@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import json
 import random
 import signal
@@ -449,6 +450,24 @@ async def test_two_evaluations_are_compared_item_by_item(tmp_path: Path, capsys:
     assert found["difference"]["low"] < found["difference"]["mean"] < found["difference"]["high"]
     assert found["categories"]["easy"]["mean"] == 0
     assert found["figures"]["mean reward"]["a"]["mean"] == pytest.approx(mean_over_items(expected(24, 2)).mean)
+
+
+class FewWords(ManyWords):
+    """Its second item comes again and again."""
+
+    async def setup(self) -> None:
+        self.items = itertools.chain(["pear fig apple"], itertools.repeat("delta alpha"))
+
+
+async def test_a_comparison_says_where_items_come_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "ab":
+        await evaluate(tmp_path / name, env_cls=FewWords, eval_items=6)
+    a, b, page = (str(tmp_path / name) for name in ("a/eval", "b/eval", "both.html"))
+    assert await asyncio.to_thread(lachesis, ["eval", "compare", a, b, "--html", page]) == 0
+    again = "6, only 2 different, so the interval is too narrow"
+    found = capsys.readouterr().out, read(Path(page).read_text()).text
+    for said in (" ".join(each.split()) for each in found):
+        assert f"common items: {again}; 0 only in A" in said or f"common items {again}; 0 only in A" in said
 
 
 async def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,8 @@ from backends.errors import ExitCode, LachesisError
 from backends.text import counted
 from lachesis.figures.evaluations import invalid, tokens
 from lachesis.figures.figures import Figures
-from lachesis.figures.intervals import Mean
+from lachesis.figures.intervals import Mean, valid
+from lachesis.figures.item_keys import repeated
 from lachesis.figures.summary import Summary
 from lachesis.runs.file_sink import unscored_groups
 from lachesis.runs.results import RunFiles
@@ -92,6 +93,8 @@ class Comparison:
     a: EvaluatedRun
     b: EvaluatedRun
     difference: Difference
+    again: str
+    """Of items that come several times in it, in words."""
     categories: Mapping[str, Difference]
     only_a: int
     """Items that b does not have."""
@@ -110,7 +113,7 @@ class Comparison:
         """The figures side by side: name, a, b."""
         both = self.a, self.b
         yield ("run", *(run.title for run in both))
-        yield ("items", *(f"{run.summary.items}" for run in both))
+        yield ("items", *(f"{run.summary.items}{repeated(run.summary.scores)}" for run in both))
         yield ("samples", *(f"{run.summary.rollouts}" for run in both))
         yield ("invalid", *(invalid(run.summary) for run in both))
         figures = [run.summary.figures() for run in both]
@@ -126,7 +129,7 @@ class Comparison:
     def lines(self) -> Iterator[tuple[str, str]]:
         """The subject of the comparison and its results."""
         found = self.difference
-        yield "common items", f"{found.items}; {self.only_a} only in A, {self.only_b} only in B"
+        yield "common items", f"{found.items}{self.again}; {self.only_a} only in A, {self.only_b} only in B"
         yield "B - A", f"{found}"
         yield "by item", f"B is higher at {found.better}, lower at {found.worse}, equal at the others"
         for name, difference in self.categories.items():
@@ -168,6 +171,7 @@ def compare(a: Path, b: Path) -> Comparison:
     return Comparison(
         *runs,
         difference=difference(common),
+        again=repeated([key for key in common if all(valid(each[key]) for each in scores)]),
         categories={name: difference(keys) for name, keys in sorted(by_category.items())},
         only_a=len(scores[0]) - len(common),
         only_b=len(scores[1]) - len(common),
