@@ -113,8 +113,8 @@ async def test_a_growing_run_grows_on_the_open_page_which_keeps_its_mark(played:
         assert titles[-2].startswith("reward/</script>") and "\u202e" not in titles[-2] and titles[-1] == "metric/seen"
         drawn = await page.eval(
             "[...document.querySelectorAll('#curves .card:not(.flat)')].map(card => "
-            "[card.querySelector('h2').textContent, card.plot.scales.y.min, card.plot.scales.y.max, Math.min(...card.plot.data[1]), "
-            "Math.max(...card.plot.data[1])])"
+            "[card.querySelector('h2').textContent, card.plot.scales.y.min, card.plot.scales.y.max, "
+            "Math.min(...card.plot.data[1]), Math.max(...card.plot.data[1])])"
         )
         assert len(drawn) > 2
         for title, low, high, least, most in drawn:

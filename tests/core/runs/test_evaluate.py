@@ -464,7 +464,7 @@ async def test_a_comparison_says_where_items_come_again(tmp_path: Path, capsys: 
         await evaluate(tmp_path / name, env_cls=FewWords, eval_items=6)
     a, b, page = (str(tmp_path / name) for name in ("a/eval", "b/eval", "both.html"))
     assert await asyncio.to_thread(lachesis, ["eval", "compare", a, b, "--html", page]) == 0
-    again = "6, only 2 different, so the interval is too narrow"
+    again = "6, 2 of them distinct: the interval is too narrow"
     found = capsys.readouterr().out, read(Path(page).read_text()).text
     for said in (" ".join(each.split()) for each in found):
         assert f"common items: {again}; 0 only in A" in said or f"common items {again}; 0 only in A" in said
