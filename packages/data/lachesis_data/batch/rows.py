@@ -160,8 +160,8 @@ class Rows:
         source = self.source or ""
         path = Path(source).expanduser()
         if path.exists() and path.suffix not in (".jsonl", ".json", ".csv", ".parquet"):
-            kind = "folder" if path.is_dir() else "file"
-            raise NoSuchDataset(f"{source} is a local {kind}, but not .jsonl, .csv or .parquet; name such a file")
+            local = "folder" if path.is_dir() else "file"
+            raise NoSuchDataset(f"{source} is a local {local}, but not .jsonl, .csv or .parquet; name such a file")
         try:
             if path.suffix in (".jsonl", ".json", ".csv"):
                 yield from (_csv_rows if path.suffix == ".csv" else _json_rows)(path)
