@@ -19,6 +19,7 @@ from lachesis.figures.tool_failures import ToolFailures
 from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.records.groups import stored_messages
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
+from lachesis_view.html import in_words
 from lachesis_view.html.rollout import COMPONENT, texts_of, title_of
 from lachesis_view.metrics import metric_name
 
@@ -70,7 +71,7 @@ def _why(group: Mapping[str, Any], rollout: Mapping[str, Any], cause: str) -> It
     reward, outcome = rollout["reward"], as_name(rollout["outcome"])
     if cause == DECLINED or (reward is not None and reward >= PASS):
         return
-    said = (cause or outcome.replace("context_exhausted", "out of tokens")).replace("_", " ")
+    said = in_words(cause or outcome)
     if reward is None:
         yield f"no score: {said}"
         return

@@ -17,6 +17,11 @@ import orjson
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
+def in_words(name: str) -> str:
+    """An outcome or a cause of the record, for people. "declined" is a rollout that should have no reward."""
+    return {"declined": "no reward", "context_exhausted": "out of tokens"}.get(name) or name.replace("_", " ")
+
+
 class Templates:
     """The templates of a folder, which can include those next to this module. All values are escaped, and `visible`.
 
@@ -40,6 +45,7 @@ class Templates:
             "tone": tone,
             "axis": reward_axis,
             "ended": ended,
+            "in_words": in_words,
             **(filters or {}),
         }
 

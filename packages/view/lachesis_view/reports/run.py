@@ -30,7 +30,7 @@ from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.passes import bounds, ks, pass_at_k, pass_hat_k
 from lachesis.figures.summary import Summary
 from lachesis_messages.records.groups import stored_messages
-from lachesis_view.html import Templates, pretty, reward_axis, tone, visible, write_page
+from lachesis_view.html import Templates, in_words, pretty, reward_axis, tone, visible, write_page
 from lachesis_view.html.parts import Parts, pack, to_json
 from lachesis_view.html.rollout import HEADLINE, last_words, rollout_view, title_of, tool_views
 
@@ -199,7 +199,7 @@ def render_report(
         played=" to ".join(dict.fromkeys(each[:16].replace("T", " ") for each in run.times if each)),
         settings=settings,
         histogram=reward_histogram(rewards),
-        outcomes=_bars(list(summary.outcomes.items())),
+        outcomes=_bars([(in_words(name), count) for name, count in summary.outcomes.items()]),
         tools=[(name, count, failed) for name, count, failed, _ in sorted(summary.tool_failures.to_rows())],
         titles={item_of(item.key): item.title for item in run.items},
         max_items=MAX_ITEMS,
