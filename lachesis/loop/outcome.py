@@ -37,10 +37,13 @@ OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)
 """How a rollout ends whose next completion has too little room."""
 
 
+SHOWN = {Outcome.CONTEXT_EXHAUSTED.value: "out of tokens"}
+"""What people read in the place of a name: a context is only one of the limits of tokens."""
+
+
 def listed(counts: Iterable[tuple[str, int]]) -> str:
-    """How often rollouts ended in each way, for people to read: a context is only one of the limits of tokens."""
-    shown = {Outcome.CONTEXT_EXHAUSTED.value: "out of tokens"}
-    return ", ".join(f"{shown.get(name, name)} {count}" for name, count in counts)
+    """How often rollouts ended in each way, for people to read."""
+    return ", ".join(f"{SHOWN.get(name, name)} {count}" for name, count in counts)
 
 
 class RolloutEnded(Exception):

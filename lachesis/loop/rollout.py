@@ -78,7 +78,7 @@ async def holding_sandboxes() -> AsyncIterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class BranchedOff:
-    """What the rollout was that another one branched off, at that time."""
+    """A rollout that another one branched off, as it was at the fork."""
 
     history: MessageHistory
     inherited: Cost | None

@@ -30,7 +30,7 @@ from lachesis_messages.records.entries import COMPLETED_FILE, FAILED_FILE
 
 Row = tuple[str, str]
 LONGEST_LABEL = 24
-"""Characters; a longer one is left of no column."""
+"""Characters of a label that the column of values makes room for."""
 
 
 def program() -> str:
