@@ -197,8 +197,10 @@ async def test_a_star_and_a_tag_are_given_on_the_page_of_a_rollout(index: Index)
             await page.until("document.querySelector('#note output').textContent === 'saved'")
             await page.eval(
                 "(() => { const field = document.forms.note.elements.tags; field.value = 'slow, loops'; "
+                "document.querySelector('#note output').textContent = ''; "
                 "field.dispatchEvent(new Event('change', {bubbles: true})); })()"
             )
+            await page.until("document.querySelector('#note output').textContent === 'saved'")
             await page.open(f"{url}rollouts?tag=loops")
             await page.until("document.querySelector('#total').textContent === '1'")
             assert (await page.eval("document.querySelector('#list .quiet').textContent")).split()[:3] == [
