@@ -32,8 +32,9 @@ from lachesis_train.policy import CurrentPolicy, PolicyVersion
 from lachesis_train.policy_server import PolicyServer
 from lachesis_train.tinker_sdk import LOCAL_KEY, Adam, Datum, LoraShape, Service
 
-ROUNDING = 1e-4
-"""Float32, with other shapes of batches when a prompt is scored than when it is sampled."""
+ROUNDING = 5e-4
+"""Float32, with other shapes of batches when a prompt is scored than when it is sampled: 1.9e-4 was seen. A step of the
+weights changes logprobs by more than 1e-2."""
 TOOL = {
     "type": "function",
     "function": {
@@ -186,7 +187,7 @@ def test_completions_in_flight_keep_their_version_while_the_weights_change(world
             assert list(one.logprobs) == pytest.approx(own, abs=ROUNDING)
             for other in set(named) - {one.model_version}:
                 scores = await world.score(other, prompt, one.ids)
-                assert max(abs(a - b) for a, b in zip(scores, one.logprobs, strict=True)) > 100 * ROUNDING
+                assert max(abs(a - b) for a, b in zip(scores, one.logprobs, strict=True)) > 20 * ROUNDING
         await engine.close()
 
     runner.run(check())
