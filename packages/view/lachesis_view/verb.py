@@ -68,7 +68,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
     runner, url = await serve(index, arguments.host, arguments.port, vocabulary, audits, notes=arguments.notes)
     url = url.replace("/?", "/audits?") if "?" in url and shown.is_file() else url + "audits" * shown.is_file()
     print(f"{url}\nshows {shown if shown.is_file() else index.root}; Ctrl+C stops it", flush=True)
-    if audits is None and not index.runs():
+    if audits is None and not await asyncio.to_thread(_has_runs, index.root):
         print(f"no runs below {index.root} yet; make one with `lachesis process ENV`", file=sys.stderr)
     if arguments.open:
         import webbrowser
@@ -81,3 +81,10 @@ async def _serve(arguments: argparse.Namespace) -> int:
         await asyncio.get_running_loop().shutdown_default_executor()  # pages that are being made use the index
         index.close()
     return 0
+
+
+def _has_runs(root: Path) -> bool:
+    """Of the files: what the index has is not all of them at a first start."""
+    from lachesis_view.files import kind_of
+
+    return any(map(kind_of, root.rglob("*.jsonl")))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lachesis.cli import main
 from lachesis_messages.tokens import MASKED, MASKED_LOGPROB, TokenPrefix
+from lachesis_tokens.samples.sample_records import read_sample
 from lachesis_tokens.samples.samples import samples
 from lachesis_tokens.samples.verification import RecordVerifier, verify, verify_records
 from tests.support.certificates import aged, resealed
@@ -585,6 +586,18 @@ def test_the_command_names_file_line_rollout_and_reason(tmp_path: Path, capsys: 
     assert printed.startswith(f"ok    {good}: 1 sample of 1 rollout, 0 rejected")
     assert printed.count("WRONG") == 1, "an empty file is not wrong"
     assert f"none  {empty}: there is nothing to verify" in printed
+
+
+@pytest.mark.parametrize("evaluation", [True, False])
+def test_an_evaluation_may_be_sampled_in_any_way(evaluation: bool) -> None:
+    greedy = record()
+    for span in greedy["spans"]:
+        span["sampling"]["temperature"] = 0.0
+    greedy["digest"] = read_sample(greedy).header_digest()
+    for line in ({**greedy, "evaluation": evaluation}, {"samples": [greedy], "evaluation": evaluation}):
+        totals = verify_records([line])
+        assert totals.ok is evaluation and (totals.delivered == totals.sampled) is evaluation, totals.problems
+        assert evaluation or "temperature 0 does not sample" in totals.problems[0].reason
 
 
 def test_what_is_no_file_of_samples_has_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,8 +112,8 @@ class RecordVerifier:
 
     `undelivered` of a group is `{rollout_id: tokens}`: sampled tokens that were left out on purpose. If a group has
     `rollouts`, as those of `process` do, its samples have to hold the tokens that these say were sampled, and no
-    `number` of a group of its run may be missing. The verifier keeps a few numbers for each rollout, turn and group,
-    never the tokens.
+    `number` of a group of its run may be missing. Samples of an evaluation may be sampled in any way: they train
+    nothing. The verifier keeps a few numbers for each rollout, turn and group, never the tokens.
     """
 
     def __init__(self, *, max_problems: int = 20) -> None:
@@ -138,7 +138,7 @@ class RecordVerifier:
         elif isinstance(record.get("samples"), (list, tuple)):
             self._feed_group(record, line)
         elif "tokens" in record and "spans" in record:
-            sample = self._feed_sample(record, line, "")
+            sample = self._feed_sample(record, line, "", measures=record.get("evaluation") is True)
             self._without_digest += sample is not None and not sample.digest
             for problem in (sample_line_problem(record), self._runs.of_sample(record)):
                 if problem is not None:
@@ -148,10 +148,11 @@ class RecordVerifier:
 
     def _feed_group(self, group: Mapping[str, Any], line: int | None) -> None:
         data = joined_data(each.get("image_data") for each in group["samples"] if isinstance(each, Mapping))
-        samples = []
+        samples, measures = [], group.get("evaluation") is True
         for at, record in enumerate(group["samples"]):
             of_group = data and isinstance(record, Mapping) and record.get("images")
-            sample = self._feed_sample({**record, "image_data": data} if of_group else record, line, f"samples[{at}]: ")
+            record = {**record, "image_data": data} if of_group else record
+            sample = self._feed_sample(record, line, f"samples[{at}]: ", measures=measures)
             samples += [] if sample is None else [sample]
         account = account_of(group)
         digests = [sample.digest for sample in samples]
@@ -211,8 +212,8 @@ class RecordVerifier:
             problems=tuple(found),
         )
 
-    def _feed_sample(self, record: Any, line: int | None, at: str) -> TokenSample | None:
-        """The sample, unless it is invalid."""
+    def _feed_sample(self, record: Any, line: int | None, at: str, *, measures: bool) -> TokenSample | None:
+        """The sample, unless it is invalid. `measures`: it is of an evaluation."""
         self._samples += 1
         try:
             sample = read_sample(record)
@@ -220,7 +221,7 @@ class RecordVerifier:
             self._rejected += 1
             self.reject(f"{at}{error}", line)
             return None
-        reasons, wrong_prefix = _examine(sample)
+        reasons, wrong_prefix = _examine(sample, on_policy=not measures)
         self._wrong_prefix += wrong_prefix
         if not sample.rollout_id:
             reasons.append("rollout_id is empty, so its other samples are unknown; pass rollout_id= to samples()")
