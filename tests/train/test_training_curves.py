@@ -481,7 +481,6 @@ def test_the_report_begins_with_what_was_trained_and_what_its_figures_say(tmp_pa
     (tmp_path / "next.json").write_text('[["eval count.py:Count -m x.gguf", "plays it"]]')
     text_of_train = report_of(tmp_path, run)
     assert "lachesis eval count.py:Count -m x.gguf plays it" in text_of_train and "export" not in text_of_train
-    assert "0.24 → 0.6reward, first and last step" in text
     near = report_of(tmp_path / "near", [reward_line(1, 0.3), reward_line(2, 0.35)])
     assert "0.300 [0.200, 0.500] at step 1, 0.350 [0.250, 0.550] at step 2; " in near
     assert "the difference is +0.050 [-0.174, +0.274], which includes 0." in near

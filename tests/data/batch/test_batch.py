@@ -26,7 +26,7 @@ from lachesis.cli import main as lachesis
 from lachesis.runs.dataset_rows import DatasetError
 from lachesis.runs.run_folder import OtherSettings, RunFolderError
 from lachesis_data.batch.rows import Rows
-from lachesis_data.verbs.batch import main
+from lachesis_data.verbs.batch import _as_flags, _parser, main
 from tests.support.batch_runs import entries, flags, keys, thinks, write_rows
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import ROOT, lines, served, start
@@ -812,3 +812,10 @@ def test_a_full_disk_and_a_read_only_one_are_named_and_lose_nothing(tmp_path: Pa
     assert "room 0\nlines 20\nread-only 1\n" in ended.stdout, said
     assert "Read-only file system" in ended.stderr, said
     assert "Traceback" not in said
+
+
+def test_the_short_flags_are_those_of_the_other_commands() -> None:
+    short = ["-m", "m", "-n", "3", "-r", "2", "-c", "4", "-t", "5", "-T", "0.5", "-o", "x"]
+    given, rest = _parser().parse_known_args(short)
+    assert (given.max_samples, given.samples, given.concurrency, given.output) == (3, 2, 4, Path("x"))
+    assert {"--env.max_token_length=5", "--env.agent_temperature=0.5"} <= {*_as_flags(given, True, [])} and not rest

@@ -30,6 +30,7 @@ AS_SETTINGS = {
     "api_key": "openai.api_key",
     "max_turns": "env.max_agent_turns",
     "max_tokens": "env.max_token_length",
+    "temperature": "env.agent_temperature",
     "distribution": "env.distribution",
     "ephemeral_system_prompt": "env.ephemeral_system_prompt",
 }
@@ -118,16 +119,19 @@ def _parser() -> argparse.ArgumentParser:
     add("dataset_split", "split of a dataset of the hub (default: train)", default="train", metavar="NAME")
     number("batch_size", f"lines of one batch file (default: {BATCH_SIZE})", default=BATCH_SIZE)
     add("run_name", "the run writes into data/NAME (default: the name of the file)", metavar="NAME")
-    add("output", "folder in which the run's folder is (default: data)", type=Path, default=DATA, metavar="FOLDER")
+    add(
+        "output", "folder in which the run's folder is (default: data)", "-o", type=Path, default=DATA, metavar="FOLDER"
+    )
     add("env", "environment that scores: gsm8k, path.py:Class, package.module:Class", metavar="ENV")
-    number("samples", "samples of each prompt (default: 1)", default=1)
-    number("concurrency", "samples in flight (default: 32)", "num_workers", default=32)
-    number("max_samples", "take the first N prompts only")
+    number("samples", "samples of each prompt (default: 1)", "-r", default=1)
+    number("concurrency", "samples in flight (default: 32)", "num_workers", "-c", default=32)
+    number("max_samples", "take the first N prompts only", "-n")
     add("model", "name of the model on its server; or embedded, or a GGUF file", "-m", metavar="NAME")
     add("base_url", "URL of the model server", "-b", metavar="URL")
     add("api_key", "API key of the server", "-k", metavar="KEY")
     number("max_turns", "turns of a sample (default: 10)")
-    number("max_tokens", "tokens of a completion (default: 2048)")
+    number("max_tokens", "tokens of a completion (default: 2048)", "-t")
+    add("temperature", "sampling temperature (default: 1.0)", "-T", type=float, metavar="T")
     add("distribution", "named probabilities of toolsets, drawn for each prompt (default: default)", metavar="NAME")
     switch("list_distributions", "list the distributions and exit")
     switch("allow_missing_toolsets", "skip toolsets that have no tools here")

@@ -106,9 +106,6 @@ def figures(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     if not lines:
         return []
     found = [(str(lines[-1]["step"]), "last step")]
-    if rewards := [line["train/reward"] for line in lines if "train/reward" in line]:
-        ends = " → ".join(number(reward) for reward in dict.fromkeys((rewards[0], rewards[-1])))
-        found += [(ends, "reward" if len(rewards) == 1 else "reward, first and last step")]
     if (calls := _repaired(lines)).share is not None:
         found += [(f"{calls.share:.1%}", f"{NAME}, {calls.repaired} of {calls.parsed}")]
     tokens = sum(line.get("train/tokens", 0) for line in lines)
