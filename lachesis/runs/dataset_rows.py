@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from backends.errors import ExitCode, LachesisError
-from backends.hugging_face import hub
+from backends.hugging_face import dataset_problem
 from lachesis_messages.records.json_arrays import array_items
 from lachesis_messages.records.jsonl import JsonlError, is_array
 
@@ -88,8 +88,9 @@ def load_rows(
             "'lachesis-rl[datasets]', or name a local .jsonl file"
         ) from error
     try:
-        with hub():
-            rows = [dict(row) for row in datasets.load_dataset(name, config, split=split)]
+        if problem := dataset_problem(name):
+            raise ConnectionError(problem)
+        rows = [dict(row) for row in datasets.load_dataset(name, config, split=split)]
     except Exception as error:  # the library raises whatever its transport raises
         raise DatasetError(
             f"cannot load the dataset {name!r} (split {split!r}): {error}; "

@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -19,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 import lachesis_client.http_attempts as http_attempts_module
 import lachesis_client.http_client as http_client
 import lachesis_tokens.prompts.tokenizer_proof as tokenizer_proof_module
+from backends.hugging_face import dataset_problem
 from lachesis.settings.server_settings import ServerConfigError
 from lachesis_client import BadResponse, ServerUnavailable
 from lachesis_client.sampling import Sampling
@@ -369,3 +371,19 @@ def test_a_hub_that_refuses_is_asked_once_and_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub)
     with pytest.raises(ServerConfigError, match=f"it is not in the cache, and {hub} cannot be reached"):
         named_tokenizer("nobody/nothing", "env.tokenizer_name")
+
+
+def test_a_dataset_is_looked_for_in_the_cache_before_the_hub_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("datasets")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        hub = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    assert dataset_problem("Some-One/Data_Set").startswith(f"it is not in the cache, and {hub} cannot be reached")
+    (tmp_path / "some-one___data_set").mkdir()
+    assert dataset_problem("Some-One/Data_Set") == ""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert dataset_problem("some/other") == "it is not in the cache, and HF_HUB_OFFLINE is set"

@@ -10,13 +10,12 @@ import codecs
 import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from backends.hugging_face import hub
+from backends.hugging_face import dataset_problem
 from lachesis.figures.item_keys import item_digest
 from lachesis.runs.dataset_rows import DatasetError, NoSuchDataset
 from lachesis_data.files.foreign import unpadded
@@ -223,9 +222,9 @@ def _dataset_rows(source: str, split: str) -> Iterator[Mapping[str, Any]]:
         name, config, split = "parquet", "", "train"
         files = {"data_files": str(Path(source).expanduser().resolve(strict=True)), "streaming": True}
     try:
-        with nullcontext() if files else hub():
-            rows = datasets.load_dataset(name, config or None, split=split, **files)
-        yield from rows
+        if not files and (problem := dataset_problem(name)):
+            raise ConnectionError(problem)
+        yield from datasets.load_dataset(name, config or None, split=split, **files)
     except Exception as error:  # the library raises whatever its transport raises
         raise DatasetError(
             f"cannot load the dataset {source!r}: {error}; name a .jsonl, .csv or .parquet file, or a dataset of the "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from backends.hugging_face import hub
+from backends.hugging_face import why_offline
 from backends.lazy import quiet_imports
 from lachesis.runs.environment import Environment
+from lachesis.runs.prose import print_prose
 from lachesis.settings.chosen import is_chosen
 from lachesis.settings.class_settings import source_of
 from lachesis.settings.server_settings import EMBEDDED, ServerConfig, ServerConfigError
@@ -141,15 +142,15 @@ def named_tokenizer(name: str, setting: str, *, trust_remote_code: bool = False)
     from lachesis_tokens.prompts.model_folders import tokenizer_of
 
     place = tokenizer_of(name)
-    with nullcontext("") if Path(place).exists() else hub() as offline:
-        try:
-            own = {"local_files_only": bool(offline), "trust_remote_code": trust_remote_code}
-            return AutoTokenizer.from_pretrained(place, **own)
-        except (OSError, ValueError) as error:
-            reason = f"it is not in the cache, and {offline}" if offline else str(error).strip().splitlines()[0]
-            raise ServerConfigError(
-                f"tokenizer {name!r} cannot be loaded ({reason}); set --{setting} to the model's folder or name"
-            ) from error
+    offline = "" if Path(place).exists() else why_offline()
+    try:
+        own = {"local_files_only": bool(offline), "trust_remote_code": trust_remote_code}
+        return AutoTokenizer.from_pretrained(place, **own)
+    except (OSError, ValueError) as error:
+        reason = f"it is not in the cache, and {offline}" if offline else str(error).strip().splitlines()[0]
+        raise ServerConfigError(
+            f"tokenizer {name!r} cannot be loaded ({reason}); set --{setting} to the model's folder or name"
+        ) from error
 
 
 def _tokenizer_of_file(path: Path) -> Any:
@@ -178,25 +179,21 @@ async def _prove_tokenizer(env: Environment, server: TokenServer) -> None:
     proof = server.tokenizer_proof
     unproven = [engine.base_url for engine in server.servers if not await proof.prove(engine)]
     compared = f"compared with {len(server.servers) - len(unproven)} of {len(server.servers)} servers"
-    env.console.print(
-        f"tokenizer {proof.described}, {compared}", markup=False, highlight=False, soft_wrap=not env.console.is_terminal
-    )
+    print_prose(env.console, f"tokenizer {proof.described}, {compared}")
     if unproven:
-        env.console.print(
+        print_prose(
+            env.console,
             f"warning: {', '.join(unproven)}: nothing there says how it splits text and special tokens, so a wrong "
             "tokenizer would go unnoticed, with plausible tokens and rewards. Make sure that it serves "
             f"{proof.described}",
             style="bold yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=not env.console.is_terminal,
         )
 
 
 async def _check_template(env: Environment, server: TokenServer) -> None:
     """Print how the chat template continues conversations; a template that hides the tools is an error."""
     report = await asyncio.to_thread(lambda: server.prompts.template_report)
-    env.console.print(report.summary(), markup=False, highlight=False, soft_wrap=not env.console.is_terminal)
+    print_prose(env.console, report.summary())
     if env.tool_definitions() and not report.shows_tools:
         raise ServerConfigError(
             "the model's chat template does not show it the tools; set --env.chat_template to one that does "
@@ -223,4 +220,4 @@ async def _check_parser(env: Environment, server: TokenServer, tools: Sequence[d
             )
         )
     if match.note is not None:
-        env.console.print(match.note, markup=False, highlight=False, soft_wrap=not env.console.is_terminal)
+        print_prose(env.console, match.note)
