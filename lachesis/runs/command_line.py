@@ -22,6 +22,7 @@ from rich.console import Console
 
 from backends.errors import ExitCode, LachesisError, SettingsError
 from lachesis.runs import own_process
+from lachesis.runs.prose import print_prose
 from lachesis.runs.run_folder import name_problem
 from lachesis.settings.chosen import as_env_config, chosen_values
 from lachesis.settings.flags import YamlLoader, accepts, close_names, make_parser, truth
@@ -80,14 +81,14 @@ def main(
 def note_misspelt_hooks(env_cls: type[Environment], console: Console) -> None:
     """Report methods with nearly the name of one that a run calls."""
     for line in misspelt_hooks(env_cls):
-        console.print(f"note: {line}", style="yellow", markup=False, highlight=False, soft_wrap=not console.is_terminal)
+        print_prose(console, f"note: {line}", style="yellow")
 
 
 def announce(name: str, command: str, servers: Sequence[ServerConfig], console: Console) -> None:
     """Tell a terminal at once what begins: the rest of the start takes a second."""
     if console.is_terminal:
         said = f"{name}: {command}, model {describe(servers)}"
-        console.print(said, style="dim", markup=False, highlight=False, soft_wrap=not console.is_terminal)
+        print_prose(console, said, style="dim")
 
 
 def report_error(error: Exception, console: Console | None = None, *, kept: bool = True) -> int:

@@ -35,6 +35,7 @@ from lachesis.runs.group_records import group_record
 from lachesis.runs.own_code import code_of
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
+from lachesis.runs.prose import print_prose
 from lachesis.runs.results import RunFiles, RunResult
 from lachesis.runs.run_folder import data_folder, unused
 from lachesis.settings.chosen import is_chosen
@@ -192,10 +193,10 @@ def _choose_temperature(env: Environment) -> None:
     said = f"{config.eval_samples} samples of each item, at temperature {config.eval_temperature:g}"
     if not config.eval_temperature:
         line = f"note: {said}, at which they are mostly identical; --env.eval_temperature sets it"
-        env.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=not env.console.is_terminal)
+        print_prose(env.console, line, style="yellow")
     elif not chosen:
         line = f"{said} (env.agent_temperature; --env.eval_temperature sets it)"
-        env.console.print(line, markup=False, highlight=False, soft_wrap=not env.console.is_terminal)
+        print_prose(env.console, line)
 
 
 async def _into_files(
@@ -373,7 +374,7 @@ def _content_of(files: Sequence[Path]) -> list[str]:
 
 
 def note(console: Console, text: str) -> None:
-    console.print(f"note: {text}", style="yellow", markup=False, highlight=False, soft_wrap=not console.is_terminal)
+    print_prose(console, f"note: {text}", style="yellow")
 
 
 def longest_group(config: HermesAgentEnvConfig) -> float:

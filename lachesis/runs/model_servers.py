@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from lachesis.other_packages import TOKENS
+from lachesis.runs.prose import print_prose
 from lachesis.settings.flags import close_names
 from lachesis.settings.server_settings import (
     CHAT,
@@ -213,4 +214,4 @@ def _check_model_names(env: Environment, clients: Sequence[Any], listed: Sequenc
         if token_engine(config) == "vllm":
             raise ServerConfigError(problem)
         text = f"warning: {problem} (a server may know more names than it lists)"
-        env.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=not env.console.is_terminal)
+        print_prose(env.console, text, style="yellow")

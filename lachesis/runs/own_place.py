@@ -14,6 +14,7 @@ from rich.console import Console
 
 from lachesis.runs.ledger import CONTINUE, Ledger, OldCode, own_path
 from lachesis.runs.own_code import OwnCode
+from lachesis.runs.prose import print_prose
 from lachesis.runs.results import RunFiles
 from lachesis_messages.records.jsonl import read_lines
 
@@ -53,7 +54,7 @@ async def own_place(
         if old is not None:
             note += f"; {CONTINUE}"
         note += await asyncio.to_thread(_regraded, files.groups if old is None else old.path)
-        console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=not console.is_terminal)
+        print_prose(console, note, style="yellow")
     return RunFiles(path), False
 
 

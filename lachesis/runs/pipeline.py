@@ -26,6 +26,7 @@ from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import FailureBrake, ItemJob, Retries, RunStopped, broken, is_infrastructure
 from lachesis.runs.held_groups import HeldGroups
 from lachesis.runs.progress import Progress
+from lachesis.runs.prose import print_prose
 from lachesis.runs.sink import Flight, Sink
 
 G = TypeVar("G")
@@ -97,7 +98,7 @@ class Pipeline(Generic[G]):
         return len(self._playing)
 
     def tell(self, line: str) -> None:
-        self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
+        print_prose(self.console, line, style="yellow")
 
     def stop(self, reason: str) -> None:
         """Begin no new group, give those in flight the grace period, and end. A second call ends them at once."""

@@ -15,6 +15,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from backends.text import duration
+from lachesis.runs.prose import print_prose
 from lachesis.runs.time_left import TimeLeft
 
 PLAIN_INTERVAL = 60.0
@@ -118,7 +119,7 @@ class Progress:
         elif line != self._shown and (last or time.monotonic() >= self._next):
             self._next = time.monotonic() + PLAIN_INTERVAL
             self._shown = line
-            self.console.print(line, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
+            print_prose(self.console, line)
 
     def _with_time_left(self, standing: Standing) -> Standing:
         left = self._left.seconds(standing.done + standing.part, standing.total)

@@ -28,6 +28,7 @@ from lachesis.loop.open_runs import OpenRun, opened
 from lachesis.loop.rollout_player import RolloutPlayer
 from lachesis.other_packages import DATA, TOKENS
 from lachesis.runs import own_process
+from lachesis.runs.prose import print_prose
 from lachesis.runs.reference_policy import ReferencePolicy
 from lachesis.runs.silence import SilenceWatch
 from lachesis.settings.chosen import is_chosen
@@ -235,9 +236,7 @@ def _note_without_effect(env: Environment, *, training: bool, chats: bool) -> No
     if config.distribution is not None and config.enabled_toolsets is not None:
         notes.append(f"env.enabled_toolsets is not read: env.distribution {config.distribution!r} draws the toolsets")
     for note in notes:
-        env.console.print(
-            f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=not env.console.is_terminal
-        )
+        print_prose(env.console, f"note: {note}", style="yellow")
 
 
 def _loop_of_run(

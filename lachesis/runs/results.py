@@ -25,6 +25,7 @@ from lachesis.figures.running_figures import RunningFigures
 from lachesis.figures.summary import Summary
 from lachesis.loop.outcome import Outcome, listed
 from lachesis.runs.failures import REPEATS
+from lachesis.runs.prose import print_prose
 from lachesis.runs.reports import NO_REPORT
 from lachesis_messages.records.entries import COMPLETED_FILE, FAILED_FILE
 
@@ -296,11 +297,6 @@ def print_result(console: Console, result: ShownResult) -> None:
             line = line.replace("   (", f"\n{'':<{width + 2}}(")  # a terminal breaks a long line inside a word
         console.print(Text.assemble((f"{'' if step else 'next':<{width}}  ", "bold"), line), soft_wrap=True)
     for advice in result.advice():
-        _print_prose(console, advice, style="default")
+        print_prose(console, advice, style="default")
     for warning in result.warnings():
-        _print_prose(console, warning, style="yellow")
-
-
-def _print_prose(console: Console, text: str, *, style: str) -> None:
-    """Sentences, which a terminal wraps between words; a file gets a line each."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+        print_prose(console, warning, style="yellow")

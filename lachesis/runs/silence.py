@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from lachesis.runs.prose import print_prose
 from lachesis.settings.server_settings import ServerConfig, needs_start
 
 if TYPE_CHECKING:
@@ -52,6 +53,4 @@ class SilenceWatch:
             await asyncio.sleep(min(0.5, SILENT_AFTER / 4))
 
     def _tell(self, line: str) -> None:
-        self._console.print(
-            line, style="yellow", markup=False, highlight=False, soft_wrap=not self._console.is_terminal
-        )
+        print_prose(self._console, line, style="yellow")

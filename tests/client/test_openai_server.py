@@ -132,7 +132,10 @@ async def test_a_rejection_is_never_retried(serve, status, body, kind):
         ('{"error": "plain"}', "with 400: plain"),
         ('{"error": {"message": " "}}', '{"error": {"message": " "}}'),
         ("a\n  b", "with 400: a b"),
-        ("<!DOCTYPE HTML>\n<html>\n", "an HTML page, so this is not an OpenAI-compatible server; set base_url to one"),
+        (
+            "<!DOCTYPE HTML>\n<html>\n",
+            "an HTML page, so this is not an OpenAI-compatible server; set base_url to the address of its API",
+        ),
         ("[" * 100_000, "[[[["),
     ],
 )

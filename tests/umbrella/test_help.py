@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from lachesis.cli import VERBS, main
+from lachesis.cli import SUBCOMMANDS, VERBS, main
 from lachesis.cli.examples import EXAMPLES
 from lachesis.cli.play_environment import DEFAULTS
 from lachesis.settings.settings import HermesAgentEnvConfig
@@ -35,6 +35,15 @@ def test_the_help_of_a_verb_begins_with_examples_and_has_each_flag_once(verb: st
     named = Counter(flag for names in re.findall(r"^  (-.*?)(?:  .*)?$", options, re.M) for flag in FLAG.findall(names))
     assert named and [flag for flag, times in named.items() if times > 1] == []
     assert re.findall(r"  (--?[\w-]+ \w+), -", text) == []  # the value, once for each name
+
+
+@pytest.mark.parametrize(("word", "verb"), SUBCOMMANDS.items())
+def test_a_second_word_that_is_written_first_is_one_of_its_verb(
+    word: str, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, word, "--help"])
+    assert ended.value.code == 0 and f"lachesis {verb} {word}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("verb", [verb for verb in EXAMPLES if verb])

@@ -54,7 +54,7 @@ class RequestRejected(InferenceError):
         said = " ".join(words_of(body).split())[:500]
         if _PAGE.match(said):
             said = "an HTML page, so this is not an OpenAI-compatible server"
-            next_step = "set base_url to one, with its path, mostly /v1"
+            next_step = "set base_url to the address of its API, which usually ends in /v1"
         super().__init__(server, f"rejected the request with {status}: {said}", next_step)
 
 

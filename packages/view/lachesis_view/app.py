@@ -409,7 +409,7 @@ class Viewer:
             same = repr(runs[0].get("tokenizer")) == repr(runs[1].get("tokenizer"))
             rows = [(name, [_setting(run, name) for run in runs]) for name in sorted({*runs[0], *runs[1]})]
             parts = [[run, *self.index.name_of(run, number).split(", "), f"rollout {n}"] for run, number, n in places]
-            parts = [part[:-1] if ", sample " in ", ".join(part) else part for part in parts]  # a group of one
+            parts = [part[:-1] if part[-2].startswith("sample ") else part for part in parts]  # a group of one
             shared = [*map(eq, parts[0][:-1], parts[1][:-1]), False].index(False)
             context = {
                 **diff_context(*sides, self._vocabulary_of(places[0][0]), same_vocabulary=same),

@@ -11,7 +11,6 @@ from typing import Final
 from lachesis_train.trainer.environments import RunEnvironment
 from lachesis_train.trainer.settings import Settings
 
-FILE: Final = "next.json"
 WITH_GGUF: Final = "smollm2"
 """The base model of which `lachesis export` has a GGUF file; of others it writes a folder."""
 POLICY: Final = "http://127.0.0.1:8001/v1"
@@ -45,5 +44,7 @@ def next_commands(
 
 def write_commands(run_dir: Path, commands: Sequence[tuple[str, str]]) -> None:
     """Write them into the folder of the run, for its report."""
+    from lachesis_view.reports.training import NEXT_COMMANDS  # with the report, which begins after the first step
+
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / FILE).write_text(json.dumps(commands), encoding="utf-8")
+    (run_dir / NEXT_COMMANDS).write_text(json.dumps(commands), encoding="utf-8")

@@ -31,6 +31,8 @@ from lachesis_view.reports.verdict import circumstances, troubles, verdict
 from lachesis_view.rows import parsed
 
 FILES_OF_RUNS = ("groups.jsonl", "samples.jsonl", "metrics.jsonl")
+NEXT_COMMANDS = "next.json"
+"""In the folder of a run: arguments of `lachesis` with which one goes on, and what each does."""
 MAX_STEPS = 60
 """Steps whose rollouts are shown."""
 MAX_CHARACTERS = 12_000_000
@@ -91,7 +93,7 @@ def write_report(run_dir: Path, *, title: str | None = None, output: Path | None
 def _commands(run_dir: Path) -> list[tuple[str, str]]:
     """What `lachesis train` wrote of how to go on; of another run, how to have its model."""
     with suppress(OSError, *MISSHAPEN):
-        return [(str(command), str(does)) for command, does in json.loads((run_dir / "next.json").read_bytes())]
+        return [(str(command), str(does)) for command, does in json.loads((run_dir / NEXT_COMMANDS).read_bytes())]
     model = quote(f"{run_dir.absolute().name}_model")
     return [(f"export --run-dir {quote(str(run_dir))} --to {model}", "writes the trained model as a folder")]
 

@@ -70,7 +70,7 @@ FREQUENT = 0.2
 """The share of its steps in which a figure has to be bad: a single step may be chance."""
 ABOVE, BELOW = 1, -1
 TROUBLES = (
-    (  # a fifth of the batch would have done
+    (  # the update is as noisy as that of a fifth of the batch
         *("train/sampling/effective_sample_size", BELOW, 0.2, "the effective sample size is below 0.2"),
         "few tokens decide the update; lower training.learning_rate or env.max_staleness",
     ),
