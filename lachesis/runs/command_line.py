@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import signal
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -168,42 +166,31 @@ def read_settings(
         raise SettingsError(f"{path}: env: must be a mapping of settings, not a {type(from_file).__name__}")
     from_file = {**_agent_section(path, file.get("agent")), **from_file}
     env_values = {**chosen_values(default_config), **from_file, **flags.get("env", {})}
-    reject_unknown("env.", env_values, type(default_config).model_fields)
-    with _of_file(path, "env", from_file, flags):
-        config = validate_settings(type(default_config), env_values, "env")
+    origins = file_of_settings(path, from_file, flags.get("env", {}))
+    reject_unknown("env.", env_values, type(default_config).model_fields, origins)
+    config = validate_settings(type(default_config), env_values, "env", origins)
     for name in type(config).model_fields:
         if (instead := facts_of(type(config), name).use_instead) and getattr(config, name):
-            raise SettingsError(f"env.{name} is not translated for model servers; use {instead}")
+            raise SettingsError(f"{origins.get(name, '')}env.{name} is not translated for model servers; use {instead}")
     if command == "process" and config.total_steps < 1:
-        raise SettingsError("env.total_steps: -1 is the number of the trainer's steps, which only `serve` knows")
-    with _of_file(path, "openai", file.get("openai"), flags):
-        servers = _servers(
-            default_servers,
-            file.get("openai"),
-            flags.get("openai", {}),
-            names_tokenizer="tokenizer_name" in {**from_file, **flags.get("env", {})},
-            ask=ask,
+        raise SettingsError(
+            f"{origins.get('total_steps', '')}env.total_steps: -1 is the number of the trainer's steps, which only "
+            "`serve` knows"
         )
+    servers = _servers(
+        default_servers,
+        path,
+        file.get("openai"),
+        flags.get("openai", {}),
+        names_tokenizer="tokenizer_name" in {**from_file, **flags.get("env", {})},
+        ask=ask,
+    )
     _note_without_effect(command, default_config, file, flags)
     try:
         options = {name: truth(str(flags.get(name, file.get(name) or False))) for name in ("slurm", "testing")}
     except ArgumentTypeError as error:
         raise SettingsError(f"{path}: slurm or testing: {error}") from None
     return command, {"config": config, "server_configs": servers, **options}
-
-
-@contextmanager
-def _of_file(path: str | None, namespace: str, in_file: Any, flags: Mapping[str, Any]) -> Iterator[None]:
-    """An error of a setting that only the file has names the file too."""
-    try:
-        yield
-    except SettingsError as error:
-        name = re.split(r"[.:]", str(error).removeprefix(f"{namespace}."), maxsplit=1)[0]
-        parts = in_file if isinstance(in_file, list) else [in_file]
-        known = {*itertools.chain(*(part for part in parts if isinstance(part, dict)))}
-        if path is None or name not in known - {*flags.get(namespace, {})}:
-            raise
-        raise SettingsError(f"{path}: {error}") from error
 
 
 def _agent_section(path: str | None, section: Any) -> dict[str, Any]:
@@ -216,6 +203,7 @@ def _agent_section(path: str | None, section: Any) -> dict[str, Any]:
 
 def _servers(
     defaults: list[ServerConfig],
+    path: str | None,
     from_file: Any,
     from_flags: Mapping[str, Any],
     *,
@@ -229,7 +217,7 @@ def _servers(
     """
     entries = from_file if isinstance(from_file, list) else [from_file or {}]
     if not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise SettingsError("openai: must be a mapping of server settings, or a list of them")
+        raise SettingsError(f"{path}: openai: must be a mapping of server settings, or a list of them")
     if isinstance(from_file, list):
         layers: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [({}, entry) for entry in from_file]
     elif from_file and len(defaults) > 1:
@@ -245,6 +233,7 @@ def _servers(
     own_models = {default.model_name for default in defaults}
     for base, chosen in layers:
         given = {**chosen, **from_flags}
+        origins = file_of_settings(path, chosen, from_flags)
         if ask is not None and "base_url" in given and not given.keys() & {"server_type", "engine"}:
             own = ask(str(given["base_url"] or ""), str(given.get("api_key") or ""))
             known = {*given, *(["tokenizer_name"] if names_tokenizer else [])}
@@ -254,23 +243,24 @@ def _servers(
                 text = f"{given['base_url']} is the policy server of a training run: {shown}"
                 Console(emoji=False, stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
         values = {**base, **chosen, **from_flags}
-        reject_unknown("openai.", values, ServerConfig.model_fields)
-        server = validate_settings(ServerConfig, values, "openai")
+        reject_unknown("openai.", values, ServerConfig.model_fields, origins)
+        server = validate_settings(ServerConfig, values, "openai", origins)
         if server.model_name not in own_models and "tokenizer_name" not in {**chosen, **from_flags}:
             of_env = names_tokenizer or is_local_model(server)
             server.tokenizer_name = "none" if of_env else server.model_name
-        _check_url(server, given="base_url" in from_flags or ("base_url" in chosen and "model_name" not in from_flags))
+        given_url = "base_url" in from_flags or ("base_url" in chosen and "model_name" not in from_flags)
+        _check_url(server, origins.get("base_url", ""), given=given_url)
         servers.append(server)
     return servers
 
 
-def _check_url(server: ServerConfig, *, given: bool) -> None:
-    """A URL that would not be used is an error. `given`: it is not a default."""
+def _check_url(server: ServerConfig, origin: str, *, given: bool) -> None:
+    """A URL that would not be used is an error. `origin`: its file; `given`: it is not a default."""
     url = server.base_url or ""
     if given and url and needs_start(server):
         raise SettingsError(
-            f"openai.base_url is {url}, but openai.model_name is {server.model_name!r}, which runs here and needs no "
-            "URL; name the server's model with --openai.model_name NAME, or leave base_url out"
+            f"{origin}openai.base_url is {url}, but openai.model_name is {server.model_name!r}, which runs here and "
+            "needs no URL; name the server's model with --openai.model_name NAME, or leave base_url out"
         )
 
 
@@ -339,36 +329,57 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def reject_unknown(prefix: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises SettingsError for a name that is not known, with those that somebody may have meant."""
+def file_of_settings(path: str | Path | None, in_file: Iterable[str], flags: Iterable[str]) -> dict[str, str]:
+    """The file that a setting is from, with ": " behind it, by the setting's name; flags win over the file."""
+    return {} if path is None else dict.fromkeys({*in_file} - {*flags}, f"{path}: ")
+
+
+def reject_unknown(prefix: str, given: Iterable[str], known: Iterable[str], origins: Mapping[str, str] = {}) -> None:
+    """Raises SettingsError for a name that is not known, with those that somebody may have meant.
+
+    `origins`: see `file_of_settings`.
+    """
     known = list(known)
     for name in given:
         if name not in known:
             near = close_names(str(name), known)
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}"
             file, colon, section = prefix.rpartition(": ")
-            raise SettingsError(f"{file}{colon}unknown setting {section}{name}{hint}")
+            raise SettingsError(f"{origins.get(name, '')}{file}{colon}unknown setting {section}{name}{hint}")
 
 
-def validate_settings(model: type[Model], values: Mapping[str, Any], namespace: str) -> Model:
-    """The settings, checked. Raises SettingsError, which names the setting and the problem."""
+def validate_settings(
+    model: type[Model],
+    values: Mapping[str, Any],
+    namespace: str,
+    origins: Mapping[str, str] = {},
+) -> Model:
+    """The settings, checked. Raises SettingsError, which names the setting and the problem.
+
+    `origins`: see `file_of_settings`.
+    """
     for name in (name for name, value in values.items() if isinstance(value, bool) and name in model.model_fields):
         kind = model.model_fields[name].annotation  # pydantic takes `yes` for 1
         if not accepts(kind, bool) and (accepts(kind, int) or accepts(kind, float)):
-            raise SettingsError(f"{namespace}.{name}: must be a number (got {values[name]!r})")
+            setting = f"{origins.get(name, '')}{namespace}.{name}"
+            raise SettingsError(f"{setting}: must be a number (got {values[name]!r})")
     try:
         return model(**values)
     except ValidationError as error:
-        raise _settings_error(error, model, namespace) from error
+        raise _settings_error(error, model, namespace, origins) from error
 
 
-def _settings_error(error: ValidationError, model: type[BaseModel], namespace: str) -> SettingsError:
-    lines = [
-        f"{namespace}.{'.'.join(map(str, problem['loc']))}: {_message(problem)}{_got(model, problem)}"
-        if problem["loc"]
-        else f"{namespace}: {_message(problem)}"
-        for problem in error.errors()
-    ]
+def _settings_error(
+    error: ValidationError,
+    model: type[BaseModel],
+    namespace: str,
+    origins: Mapping[str, str] = {},
+) -> SettingsError:
+    lines = []
+    for problem in error.errors():
+        at = problem["loc"]
+        setting = f"{origins.get(str(at[0]), '') if at else ''}{'.'.join(map(str, (namespace, *at)))}"
+        lines.append(f"{setting}: {_message(problem)}{_got(model, problem) if at else ''}")
     return SettingsError("\n       ".join(lines))
 
 

@@ -318,8 +318,9 @@ def test_several_servers_with_weights_come_from_the_file(tmp_path: Path) -> None
     ],
 )
 def test_a_file_that_cannot_be_used_says_what_and_where(tmp_path: Path, settings: Any, parts: list[str]) -> None:
-    message = refused("--config", write(tmp_path, settings))
-    for part in parts:
+    path = write(tmp_path, settings)
+    message = refused("--config", path)
+    for part in (path, *parts):
         assert part in message
 
 

@@ -10,15 +10,17 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel
 from rich.console import Console
 
 from backends.errors import ExitCode, SettingsError
 from lachesis.runs.command_line import (
     OF_TRAINER,
     TOP_LEVEL,
+    file_of_settings,
     nest_flags,
     read_yaml,
     reject_unknown,
@@ -35,6 +37,8 @@ from lachesis_train.trainer.environments import read_environments
 from lachesis_train.trainer.forecast import check_memory
 from lachesis_train.trainer.settings import TREES_MASKED, EnvSettings, Settings, TrainingSettings
 from lachesis_train.verbs.training_parts import LazyTokenizer, engine, new_recorder, serving, stop_at_signals
+
+Checked = TypeVar("Checked", bound=BaseModel)
 
 EXAMPLE: Final = Path(__file__).parents[4] / "configs" / "train_tool_call.yaml"
 """The settings of a start without any; a wheel has none."""
@@ -98,9 +102,7 @@ def make_parser(prog: str = "launch_training.py") -> argparse.ArgumentParser:
 
 def read_sft(path: Path | None, flags: Mapping[str, Any]) -> SftSettings:
     """The section `sft:` of a file, and flags, which win. Raises SettingsError."""
-    given = _section(path, read_yaml(path) if path else {}, "sft") | flags.get("sft", {})
-    reject_unknown("sft.", given, SftSettings.model_fields)
-    return validate_settings(SftSettings, given, "sft")
+    return _checked(SftSettings, "sft", path, _section(path, read_yaml(path) if path else {}, "sft"), flags)
 
 
 def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool = False) -> Settings:
@@ -112,15 +114,15 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool
     reject_unknown(f"{path}: ", file, (*TOP_LEVEL, *OF_TRAINER))
     if "tinker" in file and "training" in file:
         raise SettingsError(f"{path}: tinker: and training: are the same section; keep one of them")
-    training = _section(path, file, "training" if "training" in file else "tinker") | flags.get("training", {})
-    reject_unknown("training.", training, TrainingSettings.model_fields)
-    env = _section(path, file, "env") | flags.get("env", {})
-    _check_env(env)
+    training = _section(path, file, "training" if "training" in file else "tinker")
+    env = _section(path, file, "env")
+    _check_env(f"{path}: ", env)
+    _check_env("", flags.get("env", {}))
     openai = file.get("openai") or {}
     server = {**(openai[0] if isinstance(openai, list) else openai), **flags.get("openai", {})}
     url = _url("openai.base_url", server.get("base_url"))
-    of_training = validate_settings(TrainingSettings, training, "training")
-    of_env = validate_settings(EnvSettings, env, "env")
+    of_training = _checked(TrainingSettings, "training", path, training, flags)
+    of_env = _checked(EnvSettings, "env", path, env, flags, others=True)
     _url("training.teacher_url", of_training.teacher_url)
     if of_env.tree_at and of_training.mask_truncated_completions:
         raise SettingsError(f"env.tree_at: rollouts would branch, and {TREES_MASKED}")
@@ -171,13 +173,30 @@ def _section(path: Path | None, file: Mapping[str, Any], name: str) -> dict[str,
     return dict(found)
 
 
-def _check_env(env: Mapping[str, Any]) -> None:
+def _checked(
+    model: type[Checked],
+    namespace: str,
+    path: Path | None,
+    in_file: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    *,
+    others: bool = False,
+) -> Checked:
+    """The settings of a section and of its flags, which win. `others`: it may have settings of other models too."""
+    in_flags = flags.get(namespace, {})
+    origins = file_of_settings(path, in_file, in_flags)
+    if not others:
+        reject_unknown(f"{namespace}.", in_file, model.model_fields, origins)
+    return validate_settings(model, {**in_file, **in_flags}, namespace, origins)
+
+
+def _check_env(file: str, env: Mapping[str, Any]) -> None:
     """Names that only an environment knows are its own; those that are nearly one of ours are mistakes."""
     for name in env:
         if name in EnvSettings.model_fields or name in HermesAgentEnvConfig.model_fields:
             continue
         if near := close_names(str(name), EnvSettings.model_fields):
-            raise SettingsError(f"unknown setting env.{name}; did you mean {' or '.join(near)}?")
+            raise SettingsError(f"{file}unknown setting env.{name}; did you mean {' or '.join(near)}?")
 
 
 def check_packages() -> None:
