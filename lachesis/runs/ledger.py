@@ -168,7 +168,7 @@ class Ledger:
             raise WrongFolder(f"{self._manifest} belongs to {manifest['groups']}; choose another name")
         if begun:
             if differs := self._differences(manifest):
-                again = CONTINUE if self.old_code() else "start with the same ones to continue it"
+                again = CONTINUE if self.old_code() else "start it as before to continue it"
                 raise OtherSettings(f"{differs}; {again}, or write elsewhere: {self._elsewhere()}")
             if self.code is not None and (self._code_change(manifest) or "code" not in manifest):
                 earlier = [*manifest.get("earlier_code", ()), *filter(None, [manifest.get("code")])]
@@ -234,6 +234,9 @@ class Ledger:
             return f"{change} ({counted(sum(1 for _ in lines), unit)} finished)"
 
     def _other_run(self, manifest: Mapping[str, Any]) -> str:
+        theirs, ours = manifest["settings"].get("environment"), self._settings.get("environment")
+        if theirs and ours != theirs:  # all other settings follow from it
+            return f"{self.path} holds rollouts of {theirs}, not of {ours}"
         if changed := changes(manifest["settings"], self._settings):
             return f"{self.path} was started with other settings ({changed})"
         # An evaluation of some items and of others would be an evaluation of neither.

@@ -212,6 +212,9 @@ async def test_other_items_settings_or_models_are_refused_with_the_difference(tm
         await evaluate(tmp_path, does_nothing, Others, **settings)
     with pytest.raises(OtherSettings, match=r"eval_temperature: 1.0 then, 0.5 now"):
         await guesses(tmp_path, eval_items=3, eval_temperature=0.5)
+    Others.name = "others"
+    with pytest.raises(OtherSettings, match=r"samples.jsonl holds rollouts of \S+, not of others; start it as before"):
+        await evaluate(tmp_path, does_nothing, Others, **settings)
     assert (tmp_path / "eval" / "samples.jsonl").read_bytes() == before
     digests = json.loads((tmp_path / "eval" / "samples.run.json").read_text())["digests"]
     assert sorted(digests) == ["data", "model", "settings"]
