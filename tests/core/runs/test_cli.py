@@ -124,6 +124,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("compress --input nowhere", 2, "no file or folder nowhere"),
         ("eval compare played nowhere", 2, "that is a run of `process`; play an evaluation"),
         ("trajectories show played --line 7", 2, "played/trajectory_samples.jsonl: no entry has line 7"),
+        ("trajectories show wrong.yaml", 1, "error: wrong.yaml, line 1: not an entry"),
         ("trajectories stats played/groups.jsonl", 1, "error: no entries in played/groups.jsonl"),
         ("eval played", 2, "played is not a Python file"),
         ("view --no-open", 2, "did you mean --open?"),
@@ -187,7 +188,7 @@ def test_every_wrong_setting_ends_with_2_and_what_cannot_be_reached_with_1(
     for name in ("groups.jsonl", "trajectory_samples.jsonl"):
         Path("played", name).touch()
     Path("misspelt.yaml").write_text("enviroment: {group_size: 2}", encoding="utf-8")
-    Path("wrong.yaml").write_text("env: {group_size: many}", encoding="utf-8")
+    Path("wrong.yaml").write_text("env: {group_size: many}\n", encoding="utf-8")
     Path("broken.yaml").write_text("env: {a", encoding="utf-8")
     Path("unread").mkdir()
     Path("unread", "task.toml").write_text("[", encoding="utf-8")

@@ -154,7 +154,11 @@ def _file(text: str) -> Path:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    with _lines([arguments.files], bad=lambda error: None) as lines:
+    def bad(error: JsonlError) -> None:
+        if arguments.id is None and error.line == arguments.line:
+            raise error
+
+    with _lines([arguments.files], bad=bad) as lines:
         for line in lines:
             ids = (line.entry.get("rollout_id"), line.entry.get("prompt_index"))
             wanted = line.number == arguments.line if arguments.id is None else arguments.id in map(str, ids)

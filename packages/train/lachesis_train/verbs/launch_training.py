@@ -58,6 +58,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "launch_training.py")
             text = f"no settings are given: the model of {EXAMPLE} is trained, with the settings of that file"
             console.print(text, markup=False, highlight=False, soft_wrap=True)
         settings = read_settings(path, flags, of_files=bool(files))
+        for missing in (file for file in files or () if not Path(file).exists()):
+            raise SettingsError(f"--sft {missing}: there is no file or folder")
         check_packages()
         if files:
             from lachesis_train.verbs.sft_training import train_on_files
