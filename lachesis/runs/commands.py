@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib
+import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -36,7 +37,7 @@ from lachesis.runs.own_code import code_of
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
 from lachesis.runs.prose import print_prose
-from lachesis.runs.results import RunFiles, RunResult
+from lachesis.runs.results import RunFiles, RunResult, program
 from lachesis.runs.run_folder import data_folder, unused
 from lachesis.settings.chosen import is_chosen
 from lachesis.settings.hooks import of_hook
@@ -271,7 +272,12 @@ async def _into_files(
         on_group=on_group,
         ask_again=partial(settled_group, env, figures.add),
     )
-    await pipeline.run()
+    try:
+        await pipeline.run()
+    except asyncio.CancelledError:
+        folder = shlex.quote(str(sink.files.groups.parent))
+        print_prose(env.console, f"finished work is in {folder}; to look at it: {program()} view {folder}")
+        raise
     assert sink.summary is not None
     return RunResult(
         files=sink.files,

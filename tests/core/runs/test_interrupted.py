@@ -85,6 +85,7 @@ def test_an_interrupted_conversation_is_kept_and_its_rollout_is_played_again(
         run.send_signal(number)
         code, output = ended(run)
         assert code == 130, output
+        assert f"finished work is in {tmp_path}; to look at it: lachesis view {tmp_path}" in output
         failed = lines(tmp_path / "failed_trajectories.jsonl")
         assert [entry["outcome"] for entry in failed] == ["interrupted"] * 4
         assert {(entry["reward"], entry["completed"]) for entry in failed} == {(None, False)}
