@@ -59,7 +59,8 @@ def main(
     try:
         command, settings = read_settings(env_cls, arguments, prog=prog, ask=policy_server_at)
         note_misspelt_hooks(env_cls, console)
-        announce(env_cls.name or env_cls.__name__, command, settings["server_configs"], console)
+        begun = "" if prog else f"{env_cls.name or env_cls.__name__}: {command}, "  # `lachesis VERB ENV` has said it
+        announce(begun, settings["server_configs"], console)
         env = env_cls(**settings)
         if problem := name_problem(env.run_name):
             raise SettingsError(
@@ -82,11 +83,10 @@ def note_misspelt_hooks(env_cls: type[Environment], console: Console) -> None:
         print_prose(console, f"note: {line}", style="yellow")
 
 
-def announce(name: str, command: str, servers: Sequence[ServerConfig], console: Console) -> None:
-    """Tell a terminal at once what begins: the rest of the start takes a second."""
+def announce(begun: str, servers: Sequence[ServerConfig], console: Console) -> None:
+    """Tell a terminal at once what has begun, and with which model: the rest of the start takes a second."""
     if console.is_terminal:
-        said = f"{name}: {command}, model {describe(servers)}"
-        print_prose(console, said, style="dim")
+        print_prose(console, f"{begun}model {describe(servers)}", style="dim")
 
 
 def report_error(error: Exception, console: Console | None = None, *, kept: bool = True) -> int:

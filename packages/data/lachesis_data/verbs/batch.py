@@ -187,7 +187,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     prices = prices_of(servers)
     if given.max_cost is not None and prices is None:
         raise SettingsError("--max-cost needs the prices of a million tokens: --prices IN,OUT")
-    announce(given.run_name, "batch", servers, Console(emoji=False, stderr=True))
+    announce(f"{given.run_name}: batch, ", servers, Console(emoji=False, stderr=True))
     note_misspelt_hooks(env_cls, Console(emoji=False, stderr=True))
     if given.prefill_messages_file is not None:
         config.prefill_messages = _prefill(given.prefill_messages_file)
