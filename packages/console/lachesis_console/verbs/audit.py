@@ -78,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = [f"{value:.3f}" for value in figures] or ["–"] * 3
         seconds = sum(play.seconds for play in played) / len(played)
         table.add_row(name, str(len(played)), *shown, str(len(played) - len(rewards)), f"{seconds:.2f}")
-    console.print(table)
+    if table.rows:
+        console.print(table)
     for reward, names in sorted(alike.items()):
         rollouts = counted(sum(len(by_policy[name]) for name in names), "rollout")
         console.print(f"reward {reward:g} in {rollouts} of {len(names)} other policies (--json has each)", style="dim")
