@@ -27,6 +27,7 @@ from rich.text import Text
 from backends.text import counted
 from lachesis.cli import command
 from lachesis.cli.verb_parser import VerbParser, count
+from lachesis.loop.outcome import SHOWN
 from lachesis.other_packages import TOKENS, VIEW
 
 MAX_TOKENS = 200
@@ -110,8 +111,11 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
         groups = read_lines(results[play.folder].files.groups)
         scored = [(group, one) for group in groups for one in group["rollouts"] if one["reward"] is not None]
         if scored:
+            scored.sort(key=lambda pair: len(str(stored_messages(*pair))))  # of the best, one without stray words
             group, rollout = play.choose(scored, key=lambda pair: pair[1]["reward"])
-            title = f"{play.player}: reward {rollout['reward']:.1f}, {rollout['outcome']}"
+            title = (
+                f"{play.player}: reward {rollout['reward']:.1f}, {SHOWN.get(rollout['outcome'], rollout['outcome'])}"
+            )
             console.print()
             console.print(_trajectory(title, stored_messages(group, rollout)))
             if what := _between(play, results, [one for _, one in scored]):
@@ -219,6 +223,7 @@ def _trajectory(title: str, messages: Sequence[Mapping[str, Any]]) -> Panel:
         for call in message.get("tool_calls") or ():
             text.append(f"calls {call['function']['name']}: ", style="bold magenta")
             text.append(_cut(call["function"]["arguments"]) + "\n", style="magenta")
+    text.rstrip()
     return Panel(text, title=title, title_align="left")
 
 
