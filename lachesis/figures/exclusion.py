@@ -99,7 +99,7 @@ class Exclusion:
             return ""
         return (
             f"being left out depends on {found}: {self.tested[0]} of {self.tested[1]} rollouts; a biased selection "
-            "trains the wrong thing, see 'A biased selection' in docs/running.md"
+            "trains the wrong thing, see docs/left-out.md"
         )
 
     def rows(self, *, evaluation: bool = False) -> Iterator[tuple[str, str]]:
