@@ -190,8 +190,9 @@ def add_flags(
     defaults: BaseModel | None = None,
 ) -> None:
     """A flag `--namespace.field` for each field of `model`, in one group or in that of `GROUPS` where it belongs."""
-    for name, field in model.model_fields.items():
-        facts = facts_of(model, name)
+    inherited = {*HermesAgentEnvConfig.model_fields} - {*vars(HermesAgentEnvConfig)["__annotations__"]}
+    for name in sorted(model.model_fields, key=inherited.__contains__):  # of pools and trees: few need them
+        field, facts = model.model_fields[name], facts_of(model, name)
         group = groups[_group(namespace, name, facts)] if isinstance(groups, Mapping) else groups
         switch: dict[str, Any] = {"nargs": "?", "const": True} if accepts(field.annotation, bool) else {}
         group.add_argument(
