@@ -76,6 +76,7 @@ async def test_every_page_answers_and_lets_a_browser_run_and_load_our_own_files_
                 async with session.get(URL(f"{url[:-1]}{page}", encoded=True)) as answer:
                     text = await answer.text()
                     assert answer.status == (200 if page in PAGES else 404), page
+                    assert page in PAGES or '<a href="/">All runs</a>' in text, page
                     policy = answer.headers["Content-Security-Policy"]
                     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
                     assert "unsafe" not in policy and answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -83,6 +84,8 @@ async def test_every_page_answers_and_lets_a_browser_run_and_load_our_own_files_
                         assert "<img" not in text and " style=" not in text and "<style" not in text, page
                         assert "\u202e" not in text, page
                         assert text.count("<script") == text.count("<script defer src="), page
+            async with session.get(f"{url}nothing/<b>") as answer:
+                assert "There is no page /nothing/&lt;b&gt;" in await answer.text()
             async with session.get(f"{url}rollouts?q=evil") as answer:
                 assert '<b id="total">6</b>' in await answer.text()
             async with session.get(f"{url}rollouts?cause=declined") as answer:

@@ -126,7 +126,8 @@ class Viewer:
         try:
             response = self._refusal(request) or await handler(request)
         except web.HTTPException as error:
-            response = self._error(error.status, error.reason)
+            lost = error.status == 404
+            response = self._error(error.status, f"There is no page {request.path}" if lost else error.reason)
         except NoSuchGroup as error:
             response = self._error(404, str(error))
         except Exception as error:
