@@ -198,6 +198,11 @@ async def test_the_conversation_begins_high_on_the_page_and_on_a_phone_before_th
     async with browsed(folder, width=1400, height=900) as (page, url, (_, other)):
         await page.open(f"{url.format('rollout')}/{other}")
         assert (await page.eval(tops))[0] < 130
+        await page.eval("document.querySelector('.waterfall li > span:last-child').textContent = '1234.5 s'; 0")
+        for column in ("svg", ":scope > span:last-child"):
+            edges = f"[...document.querySelectorAll('.waterfall li')].map(row => row.querySelector('{column}')"
+            edges += ".getBoundingClientRect()).map(box => `${box.left} ${box.right}`)"
+            assert len(found := await page.eval(edges)) > 1 == len(set(found)), "the rows have the same columns"
         await page.resize(390, 844)
         _, *order = await page.eval(tops)
         assert order == sorted(order), "reward, conversation, notes, comparison"
