@@ -55,10 +55,13 @@ async def test_rollouts_are_filtered_walked_by_keys_opened_and_followed(played: 
     async with browsed(played, tmp_path) as (page, url):
         await page.open(f"{url}rollouts")
         assert await page.eval(TOTAL) == 10
+        clear = "document.querySelector('main a[href=\"/rollouts\"]')"
+        assert await page.eval(clear) is None, "nothing is filtered"
         await page.press("/")
         for key in "evil":
             await page.press(key)
         await page.until(f"{TOTAL} === 6 && location.search === '?q=evil'")
+        assert await page.eval(f"{clear}.textContent") == "Clear filters"
         await page.eval(
             "for (const [name, value] of [['tool_error', 'yes'], ['scored', 'yes']]) "
             "{ const field = document.forms.filter.elements[name]; field.value = value; "
