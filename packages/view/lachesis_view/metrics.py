@@ -14,7 +14,9 @@ _COMPONENT = "reward/"
 
 
 def metric_name(name: str) -> str:
-    """A component is recorded with `reward/` before its name. A metric gets `metric/`: it may have any other name."""
+    """A component is recorded with `reward/` before its name. A metric gets `metric/`: it may have any other name.
+
+    Pages show it without."""
     return name if name.startswith(_COMPONENT) else f"metric/{name}"
 
 

@@ -129,11 +129,14 @@
     return [least >= 0 ? Math.max(0, least - room) : least - room, chart.share ? Math.min(1.02, most + room) : most + room];
   }
   const name = (line) => [runs.length > 1 ? line.run : "", line.label].filter(Boolean).join(" · ");
+  const shownTitle = (chart) => chart.title.replace(/^metric\//, "");
   function add(chart) {
     if (plots.has(chart.title)) return;
     const card = document.createElement("section");
     card.className = "card";
-    card.append(Object.assign(document.createElement("h2"), { textContent: chart.title, className: chart.title.includes("/") ? "" : "words" })); // names of metrics stay as they are
+    const title = Object.assign(document.createElement("h2"), { textContent: shownTitle(chart), className: chart.title.includes("/") ? "" : "words" }); // names of metrics stay as they are
+    if (title.textContent !== chart.title) title.append(Object.assign(document.createElement("span"), { textContent: " metric", className: "own" })); // it may be called as another chart is
+    card.append(title);
     holder.append(card);
     plots.set(chart.title, card);
   }
@@ -144,7 +147,7 @@
     const labels = [...new Set(chart.lines.map((line) => line.label))];
     chart.lines.forEach((line) => {
       const place = labels.indexOf(line.label), stroke = colours[(runs.length > 1 ? runs.indexOf(line.run) : place) % colours.length];
-      const dash = runs.length > 1 ? dashes[place % dashes.length] : [], label = (name(line) || chart.title).slice(0, 60), table = [line.x, line.y];
+      const dash = runs.length > 1 ? dashes[place % dashes.length] : [], label = (name(line) || shownTitle(chart)).slice(0, 60), table = [line.x, line.y];
       series.push({ label, stroke, dash, width: 2, points: { show: line.x.length < 40, size: 5 }, value: (_, value) => value == null ? "–" : short(value) });
       if (line.low) {
         const first = series.length;
