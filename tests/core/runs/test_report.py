@@ -123,6 +123,28 @@ async def test_interrupts_and_versions_of_the_weights_are_counted(tmp_path: Path
     assert f"at most {summary.most_versions}" in read(page).text
 
 
+def test_no_judge_leaves_out_what_has_no_reward_on_purpose() -> None:
+    def batch(*kinds: str) -> dict[str, Any]:
+        group = {**hostile_group(), "environment": "batch", "item_key": str(len(kinds))}
+        kept = {"traceback": None, "outcome": "context_exhausted", "verifier": None, "agent_fault": None}
+        ends = [{"reward": None, "unscored_kind": kind} if kind else {"reward": 1.0} for kind in kinds]
+        return {**group, "rollouts": [{**group["rollouts"][0], **kept, **end} for end in ends]}
+
+    page, _ = render_report("batch", [batch("declined", "declined")])
+    shown = read(page).text.partition("Trajectories")[0]
+    assert "no reward: a batch without --env" in shown and "mean reward" not in shown
+    assert not re.search("left out|declined|if those", shown, re.IGNORECASE)
+    assert "with rollouts left out" not in page and '<option value="context_exhausted">out of tokens<' in page
+    assert [(each[:10], "out of tokens" in each) for each in rollouts(page)] == [("no reward ", True)] * 2
+    page, _ = render_report("mixed", [batch("", "declined", "infra_error"), batch("", "declined")])
+    shown = " ".join(read(page).text.partition("Trajectories")[0].split())
+    assert "declined" not in shown and "with rollouts left out" in page
+    for name, count in (("left out", 1), ("without a reward: a batch without --env", 2)):
+        assert f"<dt>{name}</dt><dd>{count}</dd>" in page
+    assert "declined" not in (table := page.partition('<table><tr><th class="text">item')[2].partition("</table>")[0])
+    assert table.count("<tr>") == 1 and "33.3 %" in table, "one of three rollouts of one item"
+
+
 async def test_repaired_calls_are_in_the_table_the_figures_and_beside_each_call(tmp_path: Path) -> None:
     def open_call(request: dict[str, Any]) -> Any:
         if request["messages"][-1]["role"] == "tool":

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ import orjson
 from markupsafe import Markup
 
 from backends.text import counted
-from lachesis.figures.exclusion import item_of, of_record
+from lachesis.figures.exclusion import Exclusion, item_of, of_record
 from lachesis.figures.figures import Figures
 from lachesis.figures.intervals import Mean, mean_over_items
 from lachesis.figures.item_keys import whole_and_part
@@ -33,6 +33,7 @@ from lachesis_messages.records.groups import stored_messages
 from lachesis_view.html import Templates, in_words, pretty, reward_axis, tone, visible, write_page
 from lachesis_view.html.parts import Parts, pack, to_json
 from lachesis_view.html.rollout import HEADLINE, last_words, rollout_view, title_of, tool_views
+from lachesis_view.rows import DECLINED
 
 if TYPE_CHECKING:
     from lachesis_view.pairs import Difference
@@ -111,6 +112,7 @@ class ReportedRun:
     """Whether a group has samples, which the page does not show."""
     times: tuple[str, str] = ("", "")
     """When its first and its last group ended."""
+    environment: str = ""
     _toolsets: dict[bytes, tuple[int, int] | None] = field(default_factory=dict)
     _shown: int = 0
     """Rollouts that are in the page."""
@@ -119,6 +121,7 @@ class ReportedRun:
         known: dict[str, ReportItem] = {}
         for group in groups:
             self.figures.add(group)
+            self.environment = str(group.get("environment"))
             ended = str(group.get("timestamp") or "")
             self.times = (min(filter(None, (self.times[0], ended)), default=""), max(self.times[1], ended))
             heads = [_head(rollout) for rollout in group["rollouts"]]
@@ -194,6 +197,8 @@ def render_report(
         title=title,
         runs=[run],
         summary=summary,
+        exclusion=_without_declined(summary.exclusion),
+        environment=run.environment,
         bounds=bounds(scores, lowest=min(0.0, *rewards), highest=max(1.0, *rewards)) if len(rewards) > 1 else None,
         left_out=run.left_out,
         played=" to ".join(dict.fromkeys(each[:16].replace("T", " ") for each in run.times if each)),
@@ -212,6 +217,17 @@ def render_report(
         ],
     )
     return html, summary
+
+
+def _without_declined(found: Exclusion) -> Exclusion:
+    """Nothing has left out a rollout that should have no reward."""
+    kept = [replace(rates, unscored=Counter(_failures(rates.unscored))) for rates in found.items]
+    kept = sorted((rates for rates in kept if rates.unscored or rates.by_rule), key=lambda rates: -rates.share)
+    return replace(found, unscored=_failures(found.unscored), items=kept)
+
+
+def _failures(unscored: Mapping[str, int]) -> dict[str, int]:
+    return {kind: count for kind, count in unscored.items() if kind != DECLINED}
 
 
 def render_page(parts: Parts, *, runs: Sequence[ReportedRun], **figures: Any) -> str:

@@ -85,7 +85,7 @@ const kinds = {
   none: (item) => rollouts(item).some(({ reward }) => reward !== null && reward <= 0),
   partial: (item) => rollouts(item).some(({ reward }) => reward > 0 && reward < 1),
   mixed: (item) => new Set(item.runs.flatMap(rewards)).size > 1,
-  out: (item) => rollouts(item).some(({ reward }) => reward === null),
+  out: (item) => rollouts(item).some(({ reward, cause }) => reward === null && cause !== "declined"),
   first: (item) => score(item, 0) !== null && score(item, 1) !== null && score(item, 0) > score(item, 1),
   second: (item) => score(item, 0) !== null && score(item, 1) !== null && score(item, 1) > score(item, 0),
 };
