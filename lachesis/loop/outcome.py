@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 
@@ -44,6 +44,16 @@ SHOWN = {Outcome.CONTEXT_EXHAUSTED.value: "out of tokens"}
 def listed(counts: Iterable[tuple[str, int]]) -> str:
     """How often rollouts ended in each way, for people to read."""
     return ", ".join(f"{SHOWN.get(name, name)} {count}" for name, count in counts)
+
+
+def advice_if_cut_off(outcomes: Mapping[str, int], rollouts: int) -> str:
+    """What to change where limits of tokens cut off most of so many rollouts; elsewhere empty."""
+    if (cut := outcomes.get(Outcome.CONTEXT_EXHAUSTED.value, 0)) <= rollouts / 2:
+        return ""
+    return (
+        f"{cut} of {rollouts} rollouts were cut off: allow longer answers with --env.max_token_length (-t), or serve a "
+        "longer context"
+    )
 
 
 class RolloutEnded(Exception):

@@ -23,7 +23,7 @@ from lachesis.figures.item_keys import repeated
 from lachesis.figures.repaired_calls import NAME
 from lachesis.figures.running_figures import RunningFigures
 from lachesis.figures.summary import Summary
-from lachesis.loop.outcome import Outcome, listed
+from lachesis.loop.outcome import advice_if_cut_off, listed
 from lachesis.runs.failures import REPEATS
 from lachesis.runs.prose import print_prose
 from lachesis.runs.reports import NO_REPORT
@@ -201,12 +201,8 @@ class RunResult:
                 )
 
     def _why_zero(self) -> str:
-        outcomes = self.summary.outcomes
-        if (cut := outcomes.get(Outcome.CONTEXT_EXHAUSTED.value, 0)) > self.summary.scored / 2:
-            return (
-                f"{cut} of {self.summary.scored} rollouts were cut off: allow longer answers with "
-                "--env.max_token_length (-t), or serve a longer context"
-            )
+        if advice := advice_if_cut_off(self.summary.outcomes, self.summary.scored):
+            return advice
         then = ", then try easier items or a larger model" if self._sampled else ""
         return f"read some rollouts (is the task clear, and does the reward see the work?){then}"
 

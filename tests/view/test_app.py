@@ -366,7 +366,7 @@ async def test_a_batch_without_rewards_is_shown_as_one_and_not_as_failed(tmp_pat
     (tmp_path / "plain").mkdir()
     group = {**example_groups()[0], "environment": "batch"}
     for rollout in group["rollouts"]:
-        rollout |= {"reward": None, "outcome": "completed", "completed": True, "unscored_kind": "declined"}
+        rollout |= {"reward": None, "outcome": "context_exhausted", "completed": False, "unscored_kind": "declined"}
     (tmp_path / "plain/groups.jsonl").write_text(json.dumps(group) + "\n")
     (tmp_path / "plain/groups.run.json").write_text(json.dumps({"settings": {"environment": "batch"}}))
     index = Index(tmp_path, tmp_path / "index.sqlite")
@@ -387,6 +387,8 @@ async def test_a_batch_without_rewards_is_shown_as_one_and_not_as_failed(tmp_pat
                 if page == "run/plain":
                     assert not re.search("not scored</span>|Why it fails|Lowest first|Most mixed|cell none", text)
                     assert 'data-label="failed calls" class="' in text and "Latest first" in text
+                    assert ">4 out of tokens</a>" in text
+                    assert ">4 of 4 rollouts were cut off: allow longer answers with --env.max_token_length" in text
                 assert "scored=no&amp;" not in text and "have no score" not in text and "no score:" not in text, page
             async with session.get(f"{url}rollouts?scored=no") as answer:
                 assert '<b id="total">0</b>' in await answer.text()

@@ -19,6 +19,7 @@ import orjson
 from aiohttp import web
 
 from backends.errors import cannot_listen
+from lachesis.loop.outcome import advice_if_cut_off
 from lachesis.other_packages import POOLS
 from lachesis_messages.records.groups import rollout_samples
 from lachesis_messages.records.jsonl import JsonlError
@@ -276,6 +277,7 @@ class Viewer:
             "figures": figures(steps),
             "verdict": verdict(steps, {}),
             "own": own,
+            "advice": "" if own["trained"] else advice_if_cut_off(own["outcomes"], own["rollouts"]),
             "matrix": shown,
             "ends": reward_axis(each[0] for row in shown["rows"] for each in row["samples"] + row["others"])
             if shown

@@ -132,6 +132,7 @@ def test_no_judge_leaves_out_what_has_no_reward_on_purpose() -> None:
 
     page, _ = render_report("batch", [batch("declined", "declined")])
     shown = read(page).text.partition("Trajectories")[0]
+    assert "2 of 2 rollouts were cut off: allow longer answers with --env.max_token_length" in shown
     assert "no reward: a batch without --env" in shown and "mean reward" not in shown
     assert not re.search("left out|declined|if those", shown, re.IGNORECASE)
     assert "with rollouts left out" not in page and '<option value="context_exhausted">out of tokens<' in page

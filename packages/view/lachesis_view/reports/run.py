@@ -29,6 +29,7 @@ from lachesis.figures.intervals import Mean, mean_over_items
 from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.passes import bounds, ks, pass_at_k, pass_hat_k
 from lachesis.figures.summary import Summary
+from lachesis.loop.outcome import advice_if_cut_off
 from lachesis_messages.records.groups import stored_messages
 from lachesis_view.html import Templates, in_words, pretty, reward_axis, tone, visible, write_page
 from lachesis_view.html.parts import Parts, pack, to_json
@@ -199,6 +200,7 @@ def render_report(
         summary=summary,
         exclusion=_without_declined(summary.exclusion),
         environment=run.environment,
+        advice=advice_if_cut_off(summary.outcomes, summary.rollouts),
         bounds=bounds(scores, lowest=min(0.0, *rewards), highest=max(1.0, *rewards)) if len(rewards) > 1 else None,
         left_out=run.left_out,
         played=" to ".join(dict.fromkeys(each[:16].replace("T", " ") for each in run.times if each)),
