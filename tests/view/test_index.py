@@ -32,7 +32,8 @@ from lachesis_view.filters import Filter
 from lachesis_view.followed_files import BATCH
 from lachesis_view.index import Index, NoSuchGroup
 from lachesis_view.matrix import matrix
-from lachesis_view.single_page import write_single
+from lachesis_view.reports.verdict import verdict
+from lachesis_view.single_page import templates, write_single
 from tests.run import some
 from tests.support.small_envs import process
 from tests.support.viewed_runs import Mixed, mixed, mixed_run
@@ -658,6 +659,23 @@ def test_runs_have_the_names_of_their_folders_and_a_second_one_that_of_its_file(
         assert causes == {}, "no reward is missing"
         shares = [line["y"] for line in over["outcomes, share"]]
         assert [sum(column) for column in zip(*shares, strict=True)] == [1.0] * 5
+
+
+def test_the_reward_of_a_training_run_is_that_of_its_last_steps_as_its_report_has_it(root: Path) -> None:
+    steps: list[dict[str, Any]] = [
+        {"step": at, "train/reward": at / 20, "train/reward_low": at / 20 - 0.1, "train/reward_high": at / 20 + 0.1}
+        for at in range(10)
+    ]
+    steps += [{"step": 10 + at, "train/loss": 1.0} for at in range(9)]
+    (root / "mixed/metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    with indexed(root) as index:
+        (run,) = index.runs()
+        assert (run["last_steps"], run["reward"].items) == (2, 2) and run["scored"] == 8
+        said = f"{run['reward']}".removesuffix(", 95 % interval")
+        assert said == "0.425 [0.354, 0.496]" and f"{said} in the last 2 steps" in verdict(steps, {})[0]
+        page = templates().page("runs.html.jinja", runs=[run], axis=(0, 1), root="")
+        assert 'title="0.425 [0.354, 0.496], 95 % interval of 2 steps"' in page
+        assert '<span class="quiet">last 2 steps</span>' in page
 
 
 def test_a_folder_or_an_index_that_cannot_be_used_is_named(root: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lachesis.figures.intervals import mean_over_items
-from lachesis_view.reports.verdict import _mean, difference, troubles, verdict
+from lachesis_view.reports.verdict import difference, mean_of_steps, troubles, verdict
 
 STEPS, GROUPS, SAMPLES, RUNS = 4, 6, 4, 300
 
@@ -31,7 +31,7 @@ def coverage(narrowed: Callable[[float, float], float]) -> float:
     draw, held = random.Random(7), 0
     for _ in range(RUNS):
         lines, truth = steps_of_a_run(draw)
-        mean, low, high = _mean(lines, "train/reward")
+        mean, low, high = mean_of_steps(lines, "train/reward")
         held += narrowed(low, mean) <= truth <= narrowed(high, mean)
     return held / RUNS
 
@@ -45,7 +45,7 @@ def test_the_interval_of_the_difference_holds_that_of_the_items_that_were_played
     draw, held, narrow = random.Random(11), 0, 0
     for _ in range(RUNS):
         (a, before), (b, after) = steps_of_a_run(draw), steps_of_a_run(draw)
-        mean, low, high = difference(_mean(a, "train/reward"), _mean(b, "train/reward"))
+        mean, low, high = difference(mean_of_steps(a, "train/reward"), mean_of_steps(b, "train/reward"))
         held += low <= after - before <= high
         narrow += (low - mean) / 4 <= after - before - mean <= (high - mean) / 4
     assert held / RUNS >= 0.95 and narrow / RUNS < 0.9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from lachesis_view.followed_files import COLUMNS, FollowedFiles
 from lachesis_view.html.rollout import last_words
 from lachesis_view.metrics import mean, most_frequent
 from lachesis_view.reports.training import environments, on_files
+from lachesis_view.reports.verdict import PARTS, REWARD, mean_of_steps
 from lachesis_view.rows import DECLINED, parsed, storable
 from lachesis_view.trained import as_group, group_name
 
@@ -53,7 +55,8 @@ class Index(FollowedFiles):
     def runs(self) -> list[dict[str, Any]]:
         """The runs, the latest first, each with its figures; `planned` items, 0 where its files do not say it;
         whether it is `running`: a process holds its lock; whether a trainer wrote it, and which `environments` its last
-        step has; and where no rollouts are known, whether it trains `on_files`, and its last `loss`."""
+        step has; and where no rollouts are known, whether it trains `on_files`, and its last `loss`. The reward of a
+        training run is that of its `last_steps`, as many as in the verdict of its report."""
         figures = {
             row["run"]: dict(row)
             for row in self._database.execute(
@@ -83,6 +86,7 @@ class Index(FollowedFiles):
             last = self.ask("SELECT line FROM steps WHERE run = ? ORDER BY step DESC LIMIT 1", name)
             line = parsed(last[0][0]) if last else {}
             step = {} if name in figures else line
+            of_steps = self._last_steps(name) if last else None
             latest = max(each[name]["latest"] or 0.0 if name in each else 0.0 for each in (figures, steps))
             found.append(
                 {
@@ -97,7 +101,8 @@ class Index(FollowedFiles):
                     "running": not written.isdisjoint(locks.get(name, ())),
                     "latest": latest,
                     "outcomes": outcomes.get(name, {}),
-                    "reward": rewards.get(name),
+                    "reward": of_steps or rewards.get(name),
+                    "last_steps": of_steps.items if of_steps else 0,
                     "steps": steps[name]["steps"] if name in steps else 0,
                     "environments": environments([line]),
                     "on_files": on_files([step]),
@@ -105,6 +110,16 @@ class Index(FollowedFiles):
                 }
             )
         return sorted(found, key=lambda run: -run["latest"])
+
+    def _last_steps(self, run: str) -> Mean | None:
+        """Of the last fifth of the steps that have a reward, which are its `items`; None where there is none."""
+        of_reward = f"FROM steps WHERE run = ?1 AND instr(line, '\"{REWARD}\":')"
+        query = f"SELECT line {of_reward} ORDER BY step DESC LIMIT max(1, (SELECT count(*) {of_reward}) / {PARTS})"
+        with suppress(*MISSHAPEN):
+            lines = [line for row in self.ask(query, run) if (line := parsed(row[0]))[REWARD] is not None]
+            if math.isfinite((mean := mean_of_steps(lines, REWARD))[0]):
+                return Mean(*mean, len(lines))
+        return None
 
     def _rewards(self) -> dict[str, Mean]:
         """Of each run with a score, as `mean_over_items` has it."""

@@ -14,10 +14,14 @@ from backends.text import counted
 from lachesis.figures.intervals import shown
 from lachesis_messages.records.jsonl import read_lines
 
+REWARD = "train/reward"
+PARTS = 5
+"""The means of the first and of the last one of as many parts of the steps are compared."""
+
 
 def verdict(lines: Sequence[Mapping[str, Any]], evaluations: Mapping[str, Mapping[int, Any]]) -> list[str]:
     """How the reward, or without one the loss, changed, then that of held-out items; with their 95 % intervals."""
-    found = [_change("Mean reward", lines, "train/reward") or _change("Loss", lines, "train/loss")]
+    found = [_change("Mean reward", lines, REWARD) or _change("Loss", lines, "train/loss")]
     found += [_change("Loss on validation data", lines, "eval/loss")]
     for name, of_steps in sorted(evaluations.items()):
         ends = [{"step": step, **of_steps[step]} for step in sorted({min(of_steps), max(of_steps)})]
@@ -29,9 +33,9 @@ def _change(what: str, lines: Sequence[Mapping[str, Any]], name: str) -> str:
     """Of a figure from the first to the last fifth of the steps that have it."""
     if not (known := [line for line in lines if line.get(name) is not None]):
         return ""
-    size = max(1, len(known) // 5)
+    size = max(1, len(known) // PARTS)
     parts = [part for part in (known[:size], known[size:][-size:]) if part]
-    means = [_mean(part, name) for part in parts]
+    means = [mean_of_steps(part, name) for part in parts]
     at = [f"at step {part[0]['step']}" for part in parts]
     at = [f"in the {end} {size} steps" for end in ("first", "last")] if size > 1 else at
     said = (f"{shown(mean)}{f' [{shown(low)}, {shown(high)}]' * (low == low)}" for mean, low, high in means)
@@ -47,12 +51,12 @@ def _difference(*means: tuple[float, float, float]) -> str:
 
 
 def difference(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Of two independent means with the ends of their intervals: b - a and its ends, as in `_mean`."""
+    """Of two independent means with the ends of their intervals: b - a and its ends, as in `mean_of_steps`."""
     mean = b[0] - a[0]
     return mean, mean - math.hypot(b[0] - b[1], a[2] - a[0]), mean + math.hypot(b[2] - b[0], a[0] - a[1])
 
 
-def _mean(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float, float]:
+def mean_of_steps(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float, float]:
     """The mean over steps, and the ends of its interval; these are nan where a step has none.
 
     Batches are independent, so the squares of the distances to their limits add up (Zou and Donner, Statistics in
