@@ -613,7 +613,7 @@ def test_bars_are_as_high_as_their_counts() -> None:
     outcomes = bar_chart("t", [0], mixed, kind=ended)
     assert outcomes is not None
     colours = [(name, colour) for name, colour, _ in outcomes.legend]
-    assert colours == [("completed", "done"), ("max_turns", "cut"), ("infra_error", "broke")], "as in the viewer"
+    assert colours == [("completed", "done"), ("max turns", "cut"), ("infra error", "broke")], "as in the viewer"
 
 
 def test_numbers_have_about_three_digits() -> None:

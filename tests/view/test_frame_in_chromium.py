@@ -219,6 +219,9 @@ async def test_runs_are_compared_and_pages_fit_a_phone_in_the_dark(played: Path,
         (root / name / "groups.jsonl").write_bytes((played / "mixed/groups.jsonl").read_bytes())
         (root / name / "groups.run.json").write_text(json.dumps({"settings": {"group_size": size, "same": HOSTILE}}))
     (root / "two/metrics.jsonl").write_text("".join(f'{{"step": {at}, "train/loss": {at}}}\n' for at in range(4)))
+    lines = [json.loads(line) for line in (root / "two/groups.jsonl").read_text().splitlines()]
+    lines[0]["rollouts"][0]["outcome"] = "context_exhausted"
+    (root / "two/groups.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     async with browsed(root, tmp_path, width=390) as (page, url):
         await page.prefer("dark")
         for path in ("", "rollouts", "run/one", "rollout/one/1/0"):
@@ -238,6 +241,16 @@ async def test_runs_are_compared_and_pages_fit_a_phone_in_the_dark(played: Path,
         table = "document.querySelector('table.settings').textContent.replace(/\\s+/g, ' ')"
         assert "group_size" in await page.eval(table) and "same" not in await page.eval(table)
         assert (await page.eval(f"[...{LABELS}].map(label => label.textContent)"))[1:] == ["one", "two"]
+        key = "[...document.querySelectorAll('#curves .card')].find(card => card.innerText.startsWith('Outcomes'))"
+        samples = (
+            f"[...{key}.querySelectorAll('.u-series:not([hidden]) th')].slice(1).map(each => each.innerText + ' ' + "
+        )
+        samples += "getComputedStyle(each.querySelector('.u-marker')).borderTopStyle)"
+        assert await page.eval(samples) == [
+            "one · completed solid",
+            "two · completed solid",
+            "two · out of tokens dashed",
+        ]
         strokes = (
             "Object.fromEntries(document.querySelector('#curves .card').plot.series.map(s => [s.label, s._stroke]))"
         )

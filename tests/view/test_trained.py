@@ -80,7 +80,7 @@ async def test_why_a_rollout_was_not_trained_is_no_cause_of_its_outcome(
 ) -> None:
     charts = {chart["title"]: chart for chart in curves(index, ["run"], "groups")}
     lines = {line["label"]: line["y"] for line in charts["why not trained, share"]["lines"]}
-    assert lines == {"same_scores": [0, 0, 1, 0], "stale": [0, 0, 0, 0.5]} and charts["why not trained, share"]["share"]
+    assert lines == {"same scores": [0, 0, 1, 0], "stale": [0, 0, 0, 0.5]} and charts["why not trained, share"]["share"]
     assert not charts.keys() & {"why unscored, share", "causes of scored rollouts, share"}
     runner, url = await viewer.serve(index, "127.0.0.1", 0)
     try:

@@ -12,7 +12,7 @@ import orjson
 
 from lachesis.figures.intervals import mean_over_items
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
-from lachesis_view.html import visible
+from lachesis_view.html import in_words, visible
 from lachesis_view.index import Index
 from lachesis_view.metrics import SHOWN, mean
 from lachesis_view.reports.training import environments
@@ -37,6 +37,8 @@ UNSCORED, SCORED, NOT_TRAINED = (
     f"{of}, share" for of in ("why unscored", "causes of scored rollouts", "why not trained")
 )
 SHARES = (OUTCOMES, CALLS, UNSCORED, SCORED, NOT_TRAINED)
+NAMED = (*SHARES, "outcomes")
+"""Whose lines are outcomes and causes."""
 
 
 def curves(index: Index, runs: Sequence[str], over: str) -> list[dict[str, Any]]:
@@ -47,7 +49,7 @@ def curves(index: Index, runs: Sequence[str], over: str) -> list[dict[str, Any]]
     for run in runs:
         lines = _of_steps(index.steps(run)) if over == "step" else _of_groups(index.history(run), over, names)
         for title, line in lines:
-            line["label"] = visible(line["label"])
+            line["label"] = visible(in_words(line["label"]) if title in NAMED else line["label"])
             charts.setdefault(visible(title), []).append({"run": run, **line})
     return [{"title": title, "over": over, "share": title in SHARES, "lines": lines} for title, lines in charts.items()]
 

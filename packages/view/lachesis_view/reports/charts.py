@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lachesis_view.html import in_words
+
 WIDTH, HEIGHT = 520, 210
 LEFT, RIGHT, TOP, BOTTOM = 52, 18, 12, 24
 MAX_POINTS = 250
@@ -152,7 +154,7 @@ def bar_chart(
         for colour, name in zip(colours, names, strict=True):
             if value := values[name]:
                 top = y(base + value)
-                text = f"{where}: {name} {number(value)}{unit}"
+                text = f"{where}: {in_words(name)} {number(value)}{unit}"
                 at = left + number_of * slot + gap / 2
                 bars.append((round(at, 1), round(top, 1), round(slot - gap, 1), round(y(base) - top, 1), colour, text))
                 base += value
@@ -169,7 +171,7 @@ def bar_chart(
         [(round(y(tick), 1), text) for tick, text in zip(ticks, texts, strict=True)],
         bars=bars,
         legend=[
-            (name, colour, f"{number(last[name])}{unit}" if name in last else "0")
+            (in_words(name), colour, f"{number(last[name])}{unit}" if name in last else "0")
             for colour, name in zip(colours, names, strict=True)
         ],
         steps_per_point=size,

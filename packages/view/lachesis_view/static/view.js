@@ -175,7 +175,7 @@
     card.plot = new uPlot({
       width: Math.max(200, card.clientWidth - 30), height: 210, series, bands, axes: [chart.over === "time" ? axis : { ...axis, incrs: whole }, { ...axis, size: 64, values: (_, values) => values.map(short) }],
       scales: { x: { time: chart.over === "time" }, y: { range: (_, least, most) => fitted(chart, least, most) } }, cursor: { drag: { x: true, y: false } },
-      legend: { live: true, show: true },
+      legend: { live: true, show: true, markers: { dash: (_, at) => ["solid", "dashed", "dotted"][!series[at].dash?.length ? 0 : series[at].dash[0] > 2 ? 1 : 2] } },
     }, tables.length > 1 ? uPlot.join(tables) : tables[0], card);
     // The ends of intervals are lines for uPlot, and need no place in the legend.
     all(".u-series", card).forEach((row, at) => { row.hidden = ends.has(at); });
