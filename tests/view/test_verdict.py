@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lachesis.figures.intervals import mean_over_items
-from lachesis_view.reports.verdict import difference, mean_of_steps, troubles, verdict
+from lachesis_view.reports.verdict import between, difference, mean_of_steps, troubles, verdict
 
 STEPS, GROUPS, SAMPLES, RUNS = 4, 6, 4, 300
 
@@ -82,3 +82,10 @@ def test_the_first_sentence_compares_the_first_with_the_last_steps() -> None:
     [said] = verdict([line(1, 0.4), line(2, 0.5)], {})
     assert said.endswith("; the difference is +0.100 [-0.041, +0.241], which includes 0.") and "at step 1" in said
     assert verdict([{"step": 1}], {}) == []
+    two = {"a": [line(step, 0.2 + 0.06 * step) for step in range(10)], "b": [line(1, 0.4), line(2, 0.5)]}
+    assert (
+        between(two)
+        == "Mean reward: 0.710 [0.639, 0.781] in the last 2 steps of a, 0.500 [0.400, 0.600] at step 2 of b"
+        "; the difference is -0.210 [-0.332, -0.088]."
+    )
+    assert between({**two, "b": [{"step": 1, "train/loss": 2.0}]}) == between({**two, "b": []}) == ""

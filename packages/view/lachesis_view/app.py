@@ -34,7 +34,7 @@ from lachesis_view.index import FAILURES_OF, Index, NoSuchGroup
 from lachesis_view.matrix import comparable, difference, matrix, orders, passes
 from lachesis_view.notes import NoteError, folder_of, note_of, write_note
 from lachesis_view.reports.training import figures
-from lachesis_view.reports.verdict import verdict
+from lachesis_view.reports.verdict import between, verdict
 from lachesis_view.rollout_page import rollout_context, sample_tokens
 from lachesis_view.single_page import HERE, SHARED, file_name, group_of_one, group_page, rollout_page, templates
 from lachesis_view.token_text import TokenTexts, vocabulary_of
@@ -276,6 +276,7 @@ class Viewer:
             "axis": _axis(found),
             "figures": figures(steps),
             "verdict": verdict(steps, {}),
+            "between": await asyncio.to_thread(self._between, chosen),
             "own": own,
             "advice": "" if own["trained"] else advice_if_cut_off(own["outcomes"], own["rollouts"]),
             "matrix": shown,
@@ -298,6 +299,9 @@ class Viewer:
             "curves": "/curves?" + urlencode([("runs", name) for name in chosen]),
         }
         return self._page("run.html.jinja", context)
+
+    def _between(self, runs: Sequence[str]) -> str:
+        return between({run: self.index.steps(run) for run in runs}) if len(runs) == 2 else ""
 
     async def _curves(self, request: web.Request) -> web.Response:
         names = request.query.getall("runs", [])

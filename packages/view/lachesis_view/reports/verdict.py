@@ -29,17 +29,31 @@ def verdict(lines: Sequence[Mapping[str, Any]], evaluations: Mapping[str, Mappin
     return [sentence for sentence in found if sentence]
 
 
+def between(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """How the mean rewards of two runs' last steps differ; empty where one of them has none."""
+    ends = [(f"{at} of {name}", mean) for name, lines in runs.items() for at, mean in _ends(lines, REWARD)[-1:]]
+    return _said("Mean reward", ends) if len(ends) == 2 else ""
+
+
 def _change(what: str, lines: Sequence[Mapping[str, Any]], name: str) -> str:
-    """Of a figure from the first to the last fifth of the steps that have it."""
-    if not (known := [line for line in lines if line.get(name) is not None]):
-        return ""
+    return _said(what, _ends(lines, name))
+
+
+def _ends(lines: Sequence[Mapping[str, Any]], name: str) -> list[tuple[str, tuple[float, float, float]]]:
+    """The means of a figure in the first and the last fifth of the steps that have it, each with which steps these are;
+    of one step alone, one."""
+    known = [line for line in lines if line.get(name) is not None]
     size = max(1, len(known) // PARTS)
     parts = [part for part in (known[:size], known[size:][-size:]) if part]
-    means = [mean_of_steps(part, name) for part in parts]
     at = [f"at step {part[0]['step']}" for part in parts]
     at = [f"in the {end} {size} steps" for end in ("first", "last")] if size > 1 else at
-    said = (f"{shown(mean)}{f' [{shown(low)}, {shown(high)}]' * (low == low)}" for mean, low, high in means)
-    return f"{what}: {', '.join(map(' '.join, zip(said, at, strict=True)))}{_difference(*means)}."
+    return list(zip(at, (mean_of_steps(part, name) for part in parts), strict=True))
+
+
+def _said(what: str, means: Sequence[tuple[str, tuple[float, float, float]]]) -> str:
+    """Empty where there is none."""
+    said = (f"{shown(mean)}{f' [{shown(low)}, {shown(high)}]' * (low == low)} {at}" for at, (mean, low, high) in means)
+    return f"{what}: {', '.join(said)}{_difference(*(mean for _, mean in means))}." if means else ""
 
 
 def _difference(*means: tuple[float, float, float]) -> str:
