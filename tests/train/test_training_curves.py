@@ -410,8 +410,12 @@ def test_what_a_model_writes_cannot_break_the_report(tmp_path: Path) -> None:
 
 
 def test_the_report_shows_curves_and_each_steps_rollouts(tmp_path: Path) -> None:
-    recorded(tmp_path, range(3))
+    with TrainingRecorder(tmp_path, decode=decode) as recorder:
+        for at in range(3):
+            body = group_body(f"s{at}", "add", [CALL, "no"], [1.0, at / 4], p=-0.5 - at)
+            recorder.step(step(at, [trained(body, drift=at / 8, staleness=at)]))
     text = (tmp_path / "report.html").read_text()
+    assert len(re.findall('class="line s1 dashed"', text)) == 3, "those of the trainer, of k1 and of the largest"
     for title in ("Reward", "Logprobs of the trained tokens", "KL of sampler and trainer", "Entropy", "Staleness"):
         assert f'aria-label="{title}"' in text
     phone = re.findall('class="short" viewBox="0 0 520 210" role="img" aria-label="(.*?)"', text)
@@ -420,9 +424,23 @@ def test_the_report_shows_curves_and_each_steps_rollouts(tmp_path: Path) -> None
     page = Page(text)
     for at in range(3):
         assert f"step {at}" in page.text
-    assert "advantage +0.5" in page.text
+    assert "advantage +0.375" in page.text
     assert "calls add" in " ".join(page.text.split())
     assert "<mark>" in text
+
+
+def test_what_never_changes_is_a_figure_and_no_curve(tmp_path: Path) -> None:
+    recorded(tmp_path, range(3))
+    text = (tmp_path / "report.html").read_text()
+    assert 'aria-label="Reward"' not in text and 'aria-label="Outcomes"' not in text and 'aria-label="Time"' not in text
+    points = text.partition("<h2>Figures that never changed</h2>")[2].partition("</table>")[0]
+    assert '<th class="text">Reward</th><td><b>0.5 [' in points
+    assert '<th class="text">Outcomes</th><td>completed <b>2</b> <span class="dim">rollouts</span>' in points
+    (tmp_path / "once").mkdir()
+    same: dict[str, Any] = {"train/entropy": 0.5}
+    run = [reward_line(1, 0.25, **same), reward_line(2, 0.5, **same, **{"train/loss": 2.0})]
+    text = report_of(tmp_path / "once", run)
+    assert "Figures that never changed Losstraining 2 of one step" in text and "Entropy0.5 nats per token" in text
 
 
 def test_the_report_colours_by_reward_counts_rollouts_from_0_and_has_the_settings(tmp_path: Path) -> None:

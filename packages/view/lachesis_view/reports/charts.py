@@ -22,12 +22,13 @@ Value = float | None
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line. `low` and `high` are a band around it."""
+    """One line. `low` and `high` are a band around it. One that may lie on another is `dashed`."""
 
     name: str
     values: Sequence[Value]
     low: Sequence[Value] = ()
     high: Sequence[Value] = ()
+    dashed: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Series:
     band: str
     points: Sequence[tuple[float, float, str]]
     """x, y, text."""
+    dashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Chart:
     left: float
     steps: int
     """That have a value."""
+    flat: bool
+    """That nothing in it changes: its figures say as much as a drawing."""
     x_ticks: Sequence[tuple[float, str]]
     y_ticks: Sequence[tuple[float, str]]
     series: Sequence[Series] = ()
@@ -107,13 +111,14 @@ def line_chart(
         legend.append(
             (line.name, f"f{colour % 8}", number(newest) + (ranges.get(known[-1][0], "") if size == 1 else ""))
         )
-        series.append(Series(line.name, colour, _path(points), _path(outline, close=True), points))
+        series.append(Series(line.name, colour, _path(points), _path(outline, close=True), points, original.dashed))
     return Chart(
         title,
         note,
         width,
         left,
         len({point[0] for each in series for point in each.points}),
+        all(len({*line.values} - {None}) < 2 for line in lines),
         _step_ticks(places, x),
         [(round(y(tick), 1), text) for tick, text in zip(ticks, texts, strict=True)],
         series=series,
@@ -167,6 +172,7 @@ def bar_chart(
         WIDTH,
         left,
         len(grouped),
+        all(each.get(name, 0) == last.get(name, 0) for each in counts for name in names),
         _step_ticks(middles, x),
         [(round(y(tick), 1), text) for tick, text in zip(ticks, texts, strict=True)],
         bars=bars,

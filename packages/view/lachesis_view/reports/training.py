@@ -146,10 +146,10 @@ def _charts(lines: Sequence[Mapping[str, Any]]) -> Iterator[Chart | None]:
     yield line_chart(
         "Logprobs of the trained tokens",
         steps,
-        [Line("sampler", values("logprobs/mean")), Line("trainer", values("logprobs/mean_training"))],
+        [Line("sampler", values("logprobs/mean")), Line("trainer", values("logprobs/mean_training"), dashed=True)],
         note="mean; before the update",
     )
-    kl = [Line("k3", values(f"{sampling}kl_k3")), Line("k1", values(f"{sampling}kl_k1"))]
+    kl = [Line("k3", values(f"{sampling}kl_k3")), Line("k1", values(f"{sampling}kl_k1"), dashed=True)]
     yield line_chart(
         "KL of sampler and trainer", steps, kl, note="nats per token; two estimates, of which k3 is never negative"
     )
@@ -163,7 +163,8 @@ def _charts(lines: Sequence[Mapping[str, Any]]) -> Iterator[Chart | None]:
     yield line_chart("Effective sample size of the importance ratios", steps, size, floor=0.0)
     ranges = [Line("mean", *(values(f"{lengths}{name}") for name in ("mean_length", "min_length", "max_length")))]
     yield line_chart("Length of the samples", steps, ranges, note="sampled tokens; shortest to longest", floor=0.0)
-    stale = [Line("mean", values("train/staleness/mean")), Line("largest", values("train/staleness/max"))]
+    largest = Line("largest", values("train/staleness/max"), dashed=True)
+    stale = [Line("mean", values("train/staleness/mean")), largest]
     yield line_chart("Staleness", steps, stale, note="versions of the weights", floor=0.0)
     repaired = [Line("share of the calls", values("train/repaired_call_rate"))]
     yield line_chart(NAME.capitalize(), steps, repaired, note="in the groups that the trainer got", floor=0.0)
