@@ -307,6 +307,7 @@ def test_a_rising_share_of_repaired_calls_is_an_alarm_once_in_the_console_and_in
     assert alarms == sorted(alarms) and (alarms[8], alarms[-1]) == (0, 1)
     page = Page((tmp_path / "report.html").read_text())
     assert "Alarm: calls repaired by the parser: from 0.0%" in page.text
+    assert "Calls repaired by the parser: 32 of 128, 25.0%." in page.text
     assert "repaired calls 50.0%" in told.getvalue()
 
 
@@ -495,6 +496,7 @@ def test_the_report_begins_with_what_was_trained_and_what_its_figures_say(tmp_pa
         "0.250 [0.200, 0.300] at step 0, 0.750 [0.700, 0.800] at step 10; the difference is +0.500 [+0.429, +0.571]."
     )
     assert f"Mean reward on held-out items: {held_out}" in text
+    assert "0.25 → 0.75mean reward on held-out items, steps 0 and 10; the last one [0.7, 0.8]" in text
     assert f"lachesis export --run-dir {tmp_path} --to {tmp_path.name}_model" in text
     (tmp_path / "next.json").write_text('[["eval count.py:Count -m x.gguf", "plays it"]]')
     text_of_train = report_of(tmp_path, run)

@@ -33,7 +33,7 @@ from lachesis_view.html.parts import to_json
 from lachesis_view.index import FAILURES_OF, Index, NoSuchGroup
 from lachesis_view.matrix import comparable, difference, matrix, orders, passes
 from lachesis_view.notes import NoteError, folder_of, note_of, write_note
-from lachesis_view.reports.training import figures
+from lachesis_view.reports.training import figures, repaired
 from lachesis_view.reports.verdict import between, verdict
 from lachesis_view.rollout_page import rollout_context, sample_tokens
 from lachesis_view.single_page import HERE, SHARED, file_name, group_of_one, group_page, rollout_page, templates
@@ -275,6 +275,7 @@ class Viewer:
             "runs": found,
             "axis": _axis(found),
             "figures": figures(steps),
+            "repaired": repaired(steps),
             "verdict": verdict(steps, {}),
             "between": await asyncio.to_thread(self._between, chosen),
             "own": own,

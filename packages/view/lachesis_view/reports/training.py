@@ -69,11 +69,11 @@ def write_report(run_dir: Path, *, title: str | None = None, output: Path | None
         environments=environments(lines),
         verdict=verdict(lines, evaluations),
         troubles=troubles(lines),
-        circumstances=circumstances(run_dir, lines),
+        circumstances=filter(None, [*circumstances(run_dir, lines), repaired(lines)]),
         folder=quote(str(run_dir)),
         commands=_commands(run_dir),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-        figures=figures(lines),
+        figures=figures(lines, evaluations),
         on_files=on_files(lines),
         alarm=_repaired(lines).alarm,
         charts=[chart for chart in (*_of_environments(lines, evaluations), *_charts(lines)) if chart is not None],
@@ -103,13 +103,14 @@ def on_files(lines: Sequence[Mapping[str, Any]]) -> bool:
     return any(line.get("train/tokens") for line in lines) and not any("train/groups" in line for line in lines)
 
 
-def figures(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Value and caption of what a run has done."""
+Evaluations = Mapping[str, Mapping[int, Mapping[str, Any]]]
+
+
+def figures(lines: Sequence[Mapping[str, Any]], evaluations: Evaluations | None = None) -> list[tuple[str, str]]:
+    """Value and caption of what a run has done, and of what held-out items show of it."""
     if not lines:
         return []
-    found = [(str(lines[-1]["step"]), "last step")]
-    if (calls := _repaired(lines)).share is not None:
-        found += [(f"{calls.share:.1%}", f"{NAME}, {calls.repaired} of {calls.parsed}")]
+    found = [(str(lines[-1]["step"]), "last step"), *_held_out(evaluations or {})]
     tokens = sum(line.get("train/tokens", 0) for line in lines)
     skipped = sum(value for line in lines for name, value in line.items() if name.startswith("train/skipped/"))
     found += [(number(tokens), "tokens trained")] if tokens else []
@@ -118,6 +119,28 @@ def figures(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         found += [(number(sum(line.get("train/samples", 0) for line in lines)), said)]
     found += [(duration(sum(line.get("train/step_time", 0) for line in lines)), "training time")]
     return found
+
+
+def _held_out(evaluations: Evaluations) -> Iterator[tuple[str, str]]:
+    """The mean reward in the first and the last evaluation of each environment."""
+    name = "eval/avg_reward"
+    for of, of_steps in sorted(evaluations.items()):
+        known = [(step, found) for step, found in sorted(of_steps.items()) if found.get(name) is not None]
+        if known:
+            ends = dict((known[0], known[-1]))
+            low, high = (known[-1][1].get(f"{name}_{end}") for end in ("low", "high"))
+            interval = "" if low is None or high is None else f"; the last one [{number(low)}, {number(high)}]"
+            at = f"step{'s' * (len(ends) > 1)} {' and '.join(map(str, ends))}"
+            yield (
+                " → ".join(number(found[name]) for found in ends.values()),
+                f"mean reward on held-out items{' of ' * bool(of)}{of}, {at}{interval}",
+            )
+
+
+def repaired(lines: Sequence[Mapping[str, Any]]) -> str:
+    """How many calls the parser repaired, in a sentence; empty where it read none."""
+    calls = _repaired(lines)
+    return f"{NAME.capitalize()}: {calls}." if calls.parsed else ""
 
 
 def _repaired(lines: Sequence[Mapping[str, Any]]) -> RepairedCalls:
@@ -182,9 +205,7 @@ def environments(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted({found[1] for line in lines for name in line if (found := _SHARE.fullmatch(name))})
 
 
-def _of_environments(
-    lines: Sequence[Mapping[str, Any]], evaluations: Mapping[str, Mapping[int, Mapping[str, Any]]]
-) -> Iterator[Chart | None]:
+def _of_environments(lines: Sequence[Mapping[str, Any]], evaluations: Evaluations) -> Iterator[Chart | None]:
     """The curves by environment: rewards and evaluations with their intervals, and shares."""
     steps, names = [line["step"] for line in lines], environments(lines)
     if len(names) > 1:
