@@ -85,7 +85,7 @@ def test_what_weighs_nothing_is_no_reason_and_no_call_of_an_offered_tool_is_one(
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     index = Index(tmp_path / "runs", tmp_path / "index.sqlite")
     index.refresh()
-    assert [row["why"] for row in matrix(index, "run")["rows"]] == [[("no tool call", 1), ("right 0", 1)]] * 2
+    assert [row["why"] for row in matrix(index, "run")["rows"]] == [[("called no tool", 1), ("right scored 0", 1)]] * 2
     index.close()
 
 
@@ -140,8 +140,8 @@ def test_a_difference_is_that_of_the_command_and_any_common_item_is_compared(tmp
 
 def test_why_samples_fail_is_said_in_words(index: Index) -> None:
     why = {row["title"][-1]: dict(row["why"]) for row in matrix(index, "new")["rows"]}
-    assert why["b"] == {"right 0": 1, "look: no shelf 7": 1, "no score: sandbox": 1}
-    assert why["a"] == {"look: no shelf 7": 1}, "what passes has no reason, and half of a part is not 0"
+    assert why["b"] == {"right scored 0": 1, "look failed: no shelf 7": 1, "no score: sandbox": 1}
+    assert why["a"] == {"look failed: no shelf 7": 1}, "what passes has no reason, and half of a part is not 0"
     found = passes(index, "new")
     assert found is not None and (found[0], found[1].mean, found[1].items) == (2, 0.5, 2), "b has one score only"
     assert index.tool_failures("new") == [("look", 4, 16, [("no shelf 7", 4)])]

@@ -37,7 +37,7 @@ from lachesis_view.notes import folder_of, rows_of
 from lachesis_view.rows import as_count, as_name, as_time, parsed, rollout_row, searched_text, storable
 from lachesis_view.trained import LINES, as_group
 
-VERSION = 14
+VERSION = 15
 """Of the tables."""
 APPLICATION = 0x4C616368
 """In the header of an SQLite file: it is an index of the viewer, and may be rebuilt."""

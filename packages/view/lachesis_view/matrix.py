@@ -109,10 +109,12 @@ def _why(samples: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
             of_tools = orjson.loads(row["tools"] or "{}").items() if row["reward"] is not None else ()
             for tool, (_, failed, reasons) in of_tools:
                 if failed:
-                    said, _ = max(reasons, key=itemgetter(1), default=("failed", 1))
-                    failures.add_rows([(tool, 1, 1, [(said or "failed", 1)])])
+                    said, _ = max(reasons, key=itemgetter(1), default=("", 1))
+                    failures.add_rows([(tool, 1, 1, [(said, 1)])])
     yield from counts.items()
-    yield from ((f"{tool}: {said}", count) for tool, _, _, reasons in failures for said, count in reasons)
+    yield from (
+        (f"{tool} failed{said and f': {said}'}", count) for tool, _, _, reasons in failures for said, count in reasons
+    )
 
 
 def passes(index: Index, run: str) -> tuple[int, Mean] | None:

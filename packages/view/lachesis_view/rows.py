@@ -78,7 +78,7 @@ def _why(group: Mapping[str, Any], rollout: Mapping[str, Any], cause: str) -> It
     if cause or outcome != "completed":
         yield said
     elif group.get("tools") and not rollout["tool_calls"]:
-        yield "no tool call"
+        yield "called no tool"
     metrics, weights = rollout.get("metrics") or {}, rollout.get("reward_weights") or {}
     if not isinstance(metrics, dict) or not isinstance(weights, dict):
         return
@@ -86,7 +86,7 @@ def _why(group: Mapping[str, Any], rollout: Mapping[str, Any], cause: str) -> It
     numbers = {name: value for name, value in parts.items() if isinstance(value, int | float)}
     zero = [as_name(name) for name, value in numbers.items() if value <= 0 and weights.get(name, 1)]
     if zero and len(metrics) > 1:
-        yield f"{' and '.join(zero[:REASONS])} 0"
+        yield f"{' and '.join(zero[:REASONS])} scored 0"
 
 
 def _tools(rollout: Mapping[str, Any]) -> str | None:
