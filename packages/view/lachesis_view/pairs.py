@@ -42,13 +42,16 @@ class Difference:
         if not self.items:
             return "undefined: no common item"
         mean, low, high = (shown(value, "+") for value in (self.mean, self.low, self.high))
-        return f"{mean} [{low}, {high}], 95 % interval, p = {self.p:.2g}{self.few}"
+        return f"{mean} [{low}, {high}], 95 % interval, p = {self.p:.2g}{self.caveat}"
 
     @property
-    def few(self) -> str:
-        """That p says nothing where hardly an item differs; otherwise empty."""
-        differ = self.better + self.worse
-        return f" (items that differ: {differ}; p cannot be below 0.05 with fewer than {FEWEST})" * (differ < FEWEST)
+    def caveat(self) -> str:
+        """What a reader of p has to know where hardly an item differs, or where the interval says less than it."""
+        if (differ := self.better + self.worse) < FEWEST:
+            return f" (items that differ: {differ}; p cannot be below 0.05 with fewer than {FEWEST})"
+        if self.p < 0.05 and self.low <= 0 <= self.high:
+            return " (p is about these items; the interval also allows for items that were not played)"
+        return ""
 
 
 def paired(a: Scores, b: Scores, *, others: Iterable[float] = ()) -> Difference:

@@ -55,7 +55,10 @@ def test_equal_differences_are_no_certainty() -> None:
     """A difference of -1 at one further item in twenty is possible."""
     found = paired([[0.4]] * 20, [[0.5]] * 20)
     assert found.low < 0.1 - 1 / 20 < 0.1 + 1 / 20 < found.high
-    assert paired([[0.4]] * 200, [[0.5]] * 200).low > 0.08
+    few = paired([[0.4]] * 10, [[0.5]] * 10)
+    assert few.low < 0 and few.p < 0.05 and "the interval also allows for items that were not played" in str(few)
+    many = paired([[0.4]] * 200, [[0.5]] * 200)
+    assert many.low > 0.08 and "not played" not in str(many)
 
 
 def test_with_fewer_than_6_items_that_differ_the_comparison_says_that_p_says_nothing() -> None:
