@@ -29,10 +29,10 @@ LIMITS = {
     "lachesis_data": 6_630,
     "lachesis_doors": 4_610,  # tokens for two trainers; without the client of MCP, which tools have
     "lachesis_envs": 9_330,  # web_research, browser_tasks, the maze, word problems of the demo
-    "lachesis_messages": 4_770,  # places in trees, branches, lines read by two readers or by one field
+    "lachesis_messages": 4_800,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_125,
-    "lachesis_tokens": 13_660,  # credit by turn and in trees, the download of the embedded model
+    "lachesis_tokens": 13_670,  # credit by turn and in trees, the download of the embedded model
     "lachesis_tools": 5_880,  # tools of the web and on request, MCP servers, images, the browser
     "lachesis_train": 17_420,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
     "lachesis_view": 6_310,  # trees, items by samples, notes that stay with their rollouts, diffs, pages to send, SFT

@@ -75,13 +75,9 @@ def _samples(scored: list[Rollout]) -> list[dict[str, Any]]:
     found = [sample for rollout in scored for sample in rollout.samples]
     if not found:
         return []
-    from lachesis_messages.images import image_data
+    from lachesis_messages.images import with_data_once
 
-    records = [sample.to_record() for sample in found]
-    for record, data in zip(records, image_data(sample.images for sample in found) or (), strict=False):
-        record.pop("image_data", None)
-        record |= {"image_data": data} if data else {}
-    return records
+    return with_data_once(sample.to_record() for sample in found)
 
 
 def _beside(beside: Rollout) -> dict[str, Any]:

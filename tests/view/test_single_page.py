@@ -133,6 +133,8 @@ def test_a_rollout_without_a_score_and_a_changed_line_stay_what_they_are() -> No
 
 def test_an_image_goes_with_the_rollout_whatever_sample_had_it() -> None:
     group = example_groups()[3]
+    for each in group["samples"]:
+        each["images"] = [{"sha256": "digest", "start": 0, "tokens": 1, "id": 0}]
     group["samples"][0]["image_data"] = {"digest": "data:image/png;base64,AA=="}
     other = next(
         n for n, each in enumerate(group["rollouts"]) if each["rollout_id"] != group["samples"][0]["rollout_id"]

@@ -84,11 +84,12 @@ def image_urls(content: object) -> Iterator[object]:
 
 
 def image_data(each: Iterable[Iterable[PlacedImage]]) -> list[dict[str, str]] | None:
-    """For each sample the URLs, by digest, of its images that no earlier one has; None if no sample has images."""
+    """For each sample the URLs, by digest, of its images that no earlier one has; None if there are no URLs."""
     seen: set[str] = set()
     found: list[dict[str, str]] = []
     for images in each:
-        new = {placed.image.sha256: placed.image.url for placed in images if placed.image.sha256 not in seen}
+        urls = {placed.image.sha256: placed.image.url for placed in images if placed.image.url}
+        new = {digest: url for digest, url in urls.items() if digest not in seen}
         seen |= new.keys()
         found.append(new)
     return found if seen else None
@@ -102,7 +103,35 @@ def images_digest(images: Sequence[PlacedImage]) -> str:
 
 def joined_data(each: Iterable[object]) -> dict[str, str]:
     """All URLs by digest of what `image_data` gave."""
-    return {name: url for entry in each if isinstance(entry, Mapping) for name, url in entry.items()}
+    return {name: url for entry in each if isinstance(entry, Mapping) for name, url in entry.items() if url}
+
+
+def with_image_data(samples: Iterable[Any]) -> list[Any]:
+    """Shallow copies of the records of a group's samples, each with the data of all its images.
+
+    In a group the data of an image is in one sample only, so that one taken out of it may lack its own. What is not the
+    record of a sample comes back as it is.
+    """
+    records = [dict(each) if isinstance(each, Mapping) else each for each in samples]
+    data = joined_data(each.get("image_data") for each in records if isinstance(each, dict))
+    for each in records if data else ():
+        images = each.get("images") if isinstance(each, dict) else None
+        if isinstance(images, (list, tuple)):
+            digests = [image.get("sha256") for image in images if isinstance(image, Mapping)]
+            each["image_data"] = {digest: url for digest, url in data.items() if digest in digests}
+    return records
+
+
+def with_data_once(samples: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The opposite, as it is in a group: the data of an image is in the first sample that has it."""
+    seen: set[str] = set()
+    records = [dict(each) for each in samples]
+    for each in records:
+        data = each.pop("image_data", None) or {}
+        if new := {digest: url for digest, url in data.items() if digest not in seen}:
+            each["image_data"] = new
+        seen |= new.keys()
+    return records
 
 
 def image_problems(

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from backends.errors import LachesisError, SettingsError
-from lachesis_messages.images import joined_data
+from lachesis_messages.images import with_data_once, with_image_data
 from lachesis_messages.records.digests import copies_of
 from lachesis_messages.records.jsonl import read_lines
 from lachesis_messages.records.step_files import ROLLOUTS, SCHEMA
@@ -77,10 +77,8 @@ def group_of_one(group: Mapping[str, Any], n: int) -> dict[str, Any]:
     place = rollout["place"]
     own = slice(0) if place is None else slice(place, place + 1)
     kept = {name: of[own] for name in _OF_SCORED if isinstance(of := group.get(name), list)}
-    samples = [dict(each) for each in group.get("samples") or () if each["rollout_id"] == rollout["rollout_id"]]
-    data = joined_data(each.get("image_data") for each in group.get("samples") or ())
-    if samples and data:  # the first sample of a group has it for all
-        samples[0]["image_data"] = data
+    whole = with_image_data(group.get("samples") or ())
+    samples = with_data_once(each for each in whole if each["rollout_id"] == rollout["rollout_id"])
     one = {**group, **kept, "samples": samples, "rollouts": [{**rollout, "place": None if place is None else 0}]}
     return copies_of(group)(one)
 

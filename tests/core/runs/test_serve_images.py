@@ -7,10 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lachesis_client.sampling import Sampling
+from lachesis_data.exports.builtin_exports import token_samples
+from lachesis_data.exports.exports import export_group
+from lachesis_envs.harbor.regrading import Graded, regraded_groups
+from lachesis_messages.records.export_lines import ExportTotals
 from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.fake_server import FakeServer, ToolUser
 from lachesis_testing.fake_server.images import seen_ids
+from lachesis_tokens.samples.sample_records import read_sample
 from lachesis_tokens.samples.verification import verify_records
 from lachesis_tools import BUILTIN_TOOLS, ToolResult, tool
 from tests.support.pictures import image, png, text
@@ -37,6 +44,9 @@ class Pictures(CoinToss):
     def format_prompt(self, item: Any) -> list[dict[str, Any]]:
         return [text(f"Describe {item!r}: "), image(84, 56, len(item))]
 
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(next(SHOTS))
+
 
 async def test_serve_sends_the_images_that_the_model_saw_once(tmp_path: Path, run_api: StockRunApi) -> None:
     async with run_api.wiped() as api, FakeServer(ToolUser(), images=True) as model:
@@ -59,12 +69,18 @@ async def test_serve_sends_the_images_that_the_model_saw_once(tmp_path: Path, ru
         assert list(map(len, group["images"])) == [4, 3], "the image of the prompt, which siblings share, is sent once"
 
 
-async def test_process_writes_the_images_and_verify_misses_none(tmp_path: Path) -> None:
+async def processed(folder: Path, **settings: Any) -> dict[str, Any]:
+    """A group of `process`."""
     async with FakeServer(ToolUser(), images=True) as model:
-        server = with_tokens(model, tmp_path).model_copy(update={"engine": "sglang", "server_type": "sglang"})
-        env = environment(Pictures, tmp_path, server, max_agent_turns=6, enabled_toolsets=["screen"])
+        server = with_tokens(model, folder).model_copy(update={"engine": "sglang", "server_type": "sglang"})
+        env = environment(Pictures, folder, server, max_agent_turns=6, enabled_toolsets=["screen"], **settings)
         await env.process_manager()
-    (record,) = read_lines(tmp_path / "groups.jsonl")
+    (record,) = read_lines(folder / "groups.jsonl")
+    return dict(record)
+
+
+async def test_process_writes_the_images_and_verify_misses_none(tmp_path: Path) -> None:
+    record = await processed(tmp_path)
     assert verify_records([record]).ok
     first, second = record["samples"]
     assert len(first["image_data"]) == 4 and len(second["image_data"]) == 3
@@ -79,3 +95,28 @@ async def test_process_writes_the_images_and_verify_misses_none(tmp_path: Path) 
         (record,) = read_lines(tmp_path / "groups.jsonl")
         spoil(record["samples"][0])
         assert not verify_records([record]).ok
+
+
+@pytest.mark.parametrize("branches", [{}, {"group_size": 8, "tree_at": "turns:2,3"}])
+async def test_a_sample_that_leaves_its_group_has_the_data_of_its_images(
+    branches: dict[str, Any], tmp_path: Path
+) -> None:
+    group = await processed(tmp_path, **branches)
+    good = sorted(group["scores"])[len(group["scores"]) // 2]
+    lines = [line.content for line in export_group(token_samples, group, ExportTotals())]
+    best = [line.content for line in export_group(token_samples, group, ExportTotals(), min_reward=good)]
+    assert len(lines) == len(best) * 2 == len(group["rollouts"])
+    for line in [*lines, *best]:
+        assert line["image_data"].keys() == {each["sha256"] for each in line["images"]}
+        assert all(line["image_data"].values())
+    assert verify_records(lines).ok and verify_records(best).ok
+
+
+async def test_the_other_rollouts_of_a_group_have_its_images_when_one_loses_its_score(tmp_path: Path) -> None:
+    group = await processed(tmp_path)
+    lost = group["rollouts"][0]
+    lost["verifier"] = {"artifacts": "", "diff": ""}
+    (regraded,) = regraded_groups([group], {lost["rollout_id"]: Graded(None, {}, "the sandbox is gone")})
+    (sample,) = regraded["samples"]
+    assert len(sample["image_data"]) == 4 and read_sample(sample).images[0].image.url
+    assert next(regraded_groups([group], {}))["samples"] == group["samples"]

@@ -27,6 +27,7 @@ from lachesis_envs.harbor.places import Places, opened, places_of
 from lachesis_envs.harbor.trial import Trial
 from lachesis_envs.harbor.verdicts import Verdict, below_minimum
 from lachesis_envs.task_folders import Step, Task, read_task
+from lachesis_messages.images import with_data_once, with_image_data
 from lachesis_messages.records.digests import copies_of
 from lachesis_messages.records.groups import GroupRecord, RolloutRecord, stored_messages
 from lachesis_tools import ToolSessions
@@ -230,7 +231,7 @@ def regraded_groups(groups: Iterable[GroupRecord], graded: Mapping[str, Graded])
             **group,
             "scores": [rollouts[at]["reward"] for at in scored],
             "messages": [messages[at] for at in scored],
-            "samples": [sample for sample in group["samples"] if sample["rollout_id"] in ids],
+            "samples": with_data_once(each for each in with_image_data(group["samples"]) if each["rollout_id"] in ids),
             "rollouts": rollouts,
         }
         yield copies_of(group)(regraded)

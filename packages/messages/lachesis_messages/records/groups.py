@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from backends.errors import LachesisError
 from lachesis_messages.frozen import thaw
+from lachesis_messages.images import with_image_data
 from lachesis_messages.records.digests import copies_of
 from lachesis_messages.records.jsonl import StrPath, read_lines
 
@@ -124,9 +125,10 @@ def is_complete(rollout: RolloutRecord, messages: Sequence[Mapping[str, Any]]) -
 def rollout_samples(group: GroupRecord, rollout: RolloutRecord) -> list[dict[str, Any]]:
     """The token samples of one of the group's rollouts; none in Phase 1 and for a rollout without a reward.
 
-    Each is a shallow copy: its keys may be changed, its lists of tokens are the record's own.
+    Each is a shallow copy, with the data of all its images: its keys may be changed, its lists of tokens are the
+    record's own.
     """
-    return [dict(sample) for sample in group["samples"] if sample["rollout_id"] == rollout["rollout_id"]]
+    return [each for each in with_image_data(group["samples"]) if each["rollout_id"] == rollout["rollout_id"]]
 
 
 class ExportError(LachesisError):

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from lachesis_messages.images import with_data_once, with_image_data
 from lachesis_messages.records.tree_places import TreePlace
 from lachesis_messages.tokens import MASKED
 from lachesis_tokens.samples.sample_records import MalformedSample, read_sample
@@ -17,16 +18,16 @@ Given: TypeAlias = tuple[TokenSample, SampledSpan]
 """A span, with the sample that it is from."""
 
 
-def without_rollouts(group: Record, left_out: Collection[str]) -> list[Record]:
+def without_rollouts(group: Record, left_out: Collection[str]) -> list[dict[str, Any]]:
     """The records of all samples of the group. What rollouts that are `left_out` sampled before a fork, the first other
     one through it trains too: their own samples are not to be trained.
 
     A sub-agent's turns stay where they are, and so do turns with the routing of experts or with sampling masks.
     """
-    records: list[Record] = list(group["samples"])
     places = {each["rollout_id"]: TreePlace.from_record(each["tree"]) for each in group["rollouts"] if "tree" in each}
     if not any(place.inherited for place in places.values()):
-        return records
+        return list(group["samples"])
+    records: list[dict[str, Any]] = with_image_data(group["samples"])
     read: dict[int, TokenSample] = {}
     for at, record in enumerate(records):
         try:
@@ -50,7 +51,7 @@ def without_rollouts(group: Record, left_out: Collection[str]) -> list[Record]:
         own = {at: each for at, each in read.items() if each.rollout_id == rollout_id}
         for at, sample in _with_given(own, given).items():
             records[at] = {**records[at], **sample.to_record()}
-    return records
+    return with_data_once(records)
 
 
 def _with_given(own: Mapping[int, TokenSample], given: Mapping[int, Sequence[Given]]) -> dict[int, TokenSample]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lachesis_messages.images import joined_data
+from lachesis_messages.images import with_image_data
 from lachesis_messages.records.digests import LINE_DIGEST, sample_line_problem
 from lachesis_tokens.samples.cross_checks import line_problems
 from lachesis_tokens.samples.group_accounts import GroupAccount, Runs, account_of
@@ -151,11 +151,8 @@ class RecordVerifier:
             self.reject("is neither a sample (with tokens and spans) nor a group with samples", line)
 
     def _feed_group(self, group: Mapping[str, Any], line: int | None) -> None:
-        data = joined_data(each.get("image_data") for each in group["samples"] if isinstance(each, Mapping))
         samples, measures = [], group.get("evaluation") is True
-        for at, record in enumerate(group["samples"]):
-            of_group = data and isinstance(record, Mapping) and record.get("images")
-            record = {**record, "image_data": data} if of_group else record
+        for at, record in enumerate(with_image_data(group["samples"])):
             sample = self._feed_sample(record, line, f"samples[{at}]: ", measures=measures)
             samples += [] if sample is None else [sample]
         account = account_of(group)

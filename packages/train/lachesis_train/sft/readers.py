@@ -19,7 +19,7 @@ from backends.errors import LachesisError
 from backends.text import counted
 from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.history import MessageHistory
-from lachesis_messages.images import joined_data
+from lachesis_messages.images import with_image_data
 from lachesis_messages.messages import FinishReason
 from lachesis_messages.records.digests import sample_line_problem
 from lachesis_messages.records.json_arrays import array_items
@@ -217,7 +217,6 @@ def _placed(record: Mapping[str, Any], prompts: DatasetPrompts, rules: SftSettin
 def _of_group(record: Mapping[str, Any], source: str, rules: SftSettings) -> Iterator[Example | _Refused]:
     item = str(record.get("item_key") or source)
     rollouts = {each["rollout_id"]: each for each in record.get("rollouts") or () if isinstance(each, Mapping)}
-    data = joined_data(each.get("image_data") for each in record["samples"] if isinstance(each, Mapping))
     if not record["samples"]:
         raise _Refused("no_samples", "the group has no samples: it was played in Phase 1; take its ShareGPT lines")
     read = []
@@ -227,11 +226,10 @@ def _of_group(record: Mapping[str, Any], source: str, rules: SftSettings) -> Ite
     for rollout_id, reason in line_problems(record, read):
         raise _Refused("unproven", f"rollout {rollout_id}: {reason}" if rollout_id else reason)
     left_out = {name for name, each in rollouts.items() if _refusal(each, each.get("outcome") == "completed", rules)}
-    for each in without_rollouts(record, left_out) if left_out else record["samples"]:
+    for each in with_image_data(without_rollouts(record, left_out) if left_out else record["samples"]):
         try:
             of_rollout = rollouts.get(each.get("rollout_id"), {}) if isinstance(each, Mapping) else {}
-            whole = {**each, "image_data": data} if data and isinstance(each, Mapping) else each
-            yield _of_record(whole, of_rollout, source, item, rules)
+            yield _of_record(each, of_rollout, source, item, rules)
         except _Refused as error:
             yield error
 
