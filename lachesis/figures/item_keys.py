@@ -18,7 +18,8 @@ from typing import Any
 from backends.errors import LachesisError
 from lachesis.settings.hooks import of_hook
 
-_OF_CONTENT = re.compile(r"[0-9a-f]{16}-\d+")
+_OF_CONTENT = re.compile(r"([0-9a-f]{16})(?:[0-9a-f]{8})?-\d+")
+"""The digest of an item, that of the settings of a batch, and which of several equal items it is."""
 
 
 class ItemError(LachesisError, TypeError):
@@ -125,9 +126,16 @@ def whole_and_part(key: str) -> tuple[str, int]:
     return whole, int(number or 0)
 
 
+def item_of(key: str) -> str:
+    """The item that a key is about: the same for all groups, samples and occurrences of an item, in any run."""
+    whole = re.sub(r"\+\d+$", "", key)
+    found = _OF_CONTENT.fullmatch(whole)
+    return found[1] if found else whole
+
+
 def different(keys: Iterable[str]) -> int:
     """The number of distinct items, by the keys that `ItemKeys` gives."""
-    return len({key.rpartition("-")[0] if _OF_CONTENT.fullmatch(key) else key for key in keys})
+    return len({item_of(key) for key in keys})
 
 
 def repeated(keys: Collection[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lachesis.figures.item_keys import item_of
 from lachesis_data.exports.builtin_exports import token_samples
 from lachesis_messages.records.dataset_entries import save_trajectory
 from lachesis_messages.records.digests import LINE_DIGEST, certified
@@ -296,7 +297,7 @@ async def test_what_process_writes_is_trained_as_it_is(tmp_path: Path, prompts: 
     (path,) = tmp_path.rglob("trajectory_samples.jsonl")
     found = read(path, prompts)
     assert found.lines == len(found.examples) > 0
-    assert {example.item for example in found.examples} <= {json.loads(x)["item_key"] for x in path.open()}
+    assert {example.item for example in found.examples} <= {item_of(json.loads(x)["item_key"]) for x in path.open()}
 
 
 def test_a_line_that_was_changed_is_refused(tmp_path: Path, prompts: DatasetPrompts) -> None:
@@ -353,6 +354,29 @@ def test_all_conversations_about_an_item_are_on_one_side_of_the_split() -> None:
     assert not {each.item for each in trained} & {each.item for each in held_out}
     assert 40 < len(held_out) < 120
     assert split(given, SftSettings(validation_share=0.0)) == (given, [])
+
+
+def test_occurrences_samples_and_settings_of_an_item_are_one_item(tmp_path: Path, prompts: DatasetPrompts) -> None:
+    item = "0123456789abcdef"
+    keys = [f"{item}-1", f"{item}-2", f"{item}-1+3", f"{item}0a1b2c3d-1", f"{item}0a1b2c3d-2+1"]
+    for key in [*keys, "row-1", "row-2"]:
+        path = written(tmp_path, item_key=key)
+    assert [each.item for each in read(path, prompts).examples] == [item] * 5 + ["row-1", "row-2"]
+
+
+def test_what_has_no_key_is_known_by_what_was_said_before_the_first_answer(
+    tmp_path: Path, prompts: DatasetPrompts
+) -> None:
+    question, *answered = CONVERSATION
+    for messages in (CONVERSATION, [question, answered[2]], [{**question, "content": "And 2 + 2?"}, *answered]):
+        path = written(tmp_path, messages)
+    one, again, other = (each.item for each in read(path, prompts).examples)
+    assert one == again != other
+    samples = samples_from_atropos(group_body("g", "add", ["3", "no"], [1.0, 0.0]))
+    for sample in (*samples, *samples_from_atropos(group_body("g", "subtract", ["3"], [1.0]))):
+        append_line(tmp_path / "samples.jsonl", aged(sample.to_record()))
+    one, again, other = (each.item for each in read(tmp_path / "samples.jsonl", prompts).examples)
+    assert one == again != other
 
 
 def test_other_data_has_another_digest(tmp_path: Path) -> None:

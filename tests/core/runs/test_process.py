@@ -154,6 +154,8 @@ def test_items_that_come_again_are_told_from_others_by_their_keys() -> None:
     found = [keys.key(item) for item in ("a", "b", "a", {"c": 1}, "a")]
     assert (len({*found}), different(found)) == (5, 3)
     assert different(["row-1", "row-2", *found]) == 5, "keys of another kind are as they are"
+    of_batch = [f"{key[:16]}0a1b2c3d{key[16:]}+{number}" for number, key in enumerate(found)]
+    assert different([*found, *of_batch]) == 3
 
 
 async def test_items_of_every_kind_become_json_and_are_known_again(tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
 from backends.errors import LachesisError
 from backends.text import counted
+from lachesis.figures.item_keys import item_digest, item_of
 from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.images import with_image_data
@@ -25,6 +27,7 @@ from lachesis_messages.records.digests import sample_line_problem
 from lachesis_messages.records.json_arrays import array_items
 from lachesis_messages.records.jsonl import is_array, unreadable
 from lachesis_messages.records.loading import from_sharegpt, tools_from_sharegpt
+from lachesis_messages.records.sharegpt import conversation_tools
 from lachesis_messages.responses import ChatResponse, as_message
 from lachesis_messages.tokens import SampledTokens
 from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
@@ -161,17 +164,29 @@ def _examples(
     if isinstance(record.get("conversations"), list):
         if (refused := _refusal(record, record.get("completed") is not False, rules)) is not None:
             raise refused
-        item = str(record.get("item_key") or source)
-        yield from (_example(sample, source, item) for sample in _placed(record, prompts, rules))
+        placed = _placed(record, prompts, rules)
+        yield from (_example(sample, source, _item(record, _question(record))) for sample in placed)
     elif isinstance(record.get("samples"), list):
         yield from _of_group(record, source, rules)
     elif "tokens" in record and "spans" in record:
         if (problem := sample_line_problem(record)) is not None:
             raise _Refused("unproven", problem)
-        yield _of_record(record, {"reward": record.get("reward")}, source, str(record.get("item_key") or source), rules)
+        facts = {name: record.get(name) for name in ("reward", "item_key")}
+        yield _of_record(record, facts, source, rules)
     else:
         keys = ", ".join(list(record)[:6])
         raise _Refused("unknown_form", f"neither conversations, nor samples, nor a sample; it has {keys or 'no keys'}")
+
+
+def _item(record: Mapping[str, Any], question: Any) -> str:
+    """What a line is about: the item of its key, or `question`, what was said before the first answer."""
+    return item_of(str(record.get("item_key") or item_digest(question)))
+
+
+def _question(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The turns before the first of the model, without a generated system turn: it belongs to the format."""
+    turns = record["conversations"][conversation_tools(record["conversations"]) is not None :]
+    return [(turn["from"], turn["value"]) for turn in takewhile(lambda turn: turn["from"] != "gpt", turns)]
 
 
 def _refusal(record: Mapping[str, Any], completed: bool, rules: SftSettings) -> _Refused | None:
@@ -215,7 +230,6 @@ def _placed(record: Mapping[str, Any], prompts: DatasetPrompts, rules: SftSettin
 
 
 def _of_group(record: Mapping[str, Any], source: str, rules: SftSettings) -> Iterator[Example | _Refused]:
-    item = str(record.get("item_key") or source)
     rollouts = {each["rollout_id"]: each for each in record.get("rollouts") or () if isinstance(each, Mapping)}
     if not record["samples"]:
         raise _Refused("no_samples", "the group has no samples: it was played in Phase 1; take its ShareGPT lines")
@@ -229,17 +243,18 @@ def _of_group(record: Mapping[str, Any], source: str, rules: SftSettings) -> Ite
     for each in with_image_data(without_rollouts(record, left_out) if left_out else record["samples"]):
         try:
             of_rollout = rollouts.get(each.get("rollout_id"), {}) if isinstance(each, Mapping) else {}
-            yield _of_record(each, of_rollout, source, item, rules)
+            yield _of_record(each, {**of_rollout, "item_key": record.get("item_key")}, source, rules)
         except _Refused as error:
             yield error
 
 
-def _of_record(record: Any, of_rollout: Mapping[str, Any], source: str, item: str, rules: SftSettings) -> Example:
+def _of_record(record: Any, facts: Mapping[str, Any], source: str, rules: SftSettings) -> Example:
+    """`facts`: of its rollout, and its `item_key`."""
     try:
         sample = read_sample(record)
     except MalformedSample as error:
         raise _Refused("unproven", f"the sample {error}") from None
-    refused = _refusal({"outcome": sample.outcome, **of_rollout}, sample.outcome == "completed", rules)
+    refused = _refusal({"outcome": sample.outcome, **facts}, sample.outcome == "completed", rules)
     if refused is not None:
         raise refused
     if sample.discarded:
@@ -248,7 +263,8 @@ def _of_record(record: Any, of_rollout: Mapping[str, Any], source: str, item: st
         raise _Refused("unproven", f"rollout {sample.rollout_id}: {reasons[0]}")
     if sample.images:
         raise _Refused("images", "it has images, which the engine does not take")
-    return _example(sample, source, item)
+    question = sample.tokens[: min((span.start for span in sample.spans), default=0)]
+    return _example(sample, source, _item(facts, question))
 
 
 def _example(sample: TokenSample, source: str, item: str) -> Example:
