@@ -11,11 +11,11 @@ import pytest
 
 from lachesis.figures.item_keys import item_of
 from lachesis_data.exports.builtin_exports import token_samples
-from lachesis_messages.records.dataset_entries import save_trajectory
+from lachesis_messages.records.dataset_entries import save_trajectory, to_dataset_entry
 from lachesis_messages.records.digests import LINE_DIGEST, certified
 from lachesis_messages.records.export_lines import ExportLine
 from lachesis_messages.records.jsonl import append_line
-from lachesis_messages.records.sharegpt import to_conversations
+from lachesis_messages.records.sharegpt import system_prompt, to_conversations
 from lachesis_testing.fake_server import fake_tokenizer
 from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
 from lachesis_tokens.samples.group_shapes import samples_from_atropos
@@ -311,6 +311,18 @@ def test_a_line_that_was_changed_is_refused(tmp_path: Path, prompts: DatasetProm
         append_line(path, each)
         found = read(path, prompts)
         assert [refused.reason for refused in found.refused] == (["unproven"] if number > 1 else [])
+
+
+def test_a_template_without_tools_has_them_in_a_system_turn_wherever_the_line_has_them(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    bare = DatasetPrompts(tokenizer, chat_template=of_trl("qwen2_5").replace("tools", "no_tools"))
+    path = written(tmp_path)
+    append_line(path, to_dataset_entry(CONVERSATION, [TOOL]).entry)
+    generated, elsewhere = read(path, bare).examples
+    assert elsewhere.tokens == generated.tokens
+    text = tokenizer.decode(elsewhere.tokens)
+    assert text.startswith(f"<|im_start|>system\n{system_prompt([TOOL])}") and text.count("What is 1 + 2?") == 1
 
 
 # Batches.

@@ -27,7 +27,7 @@ from lachesis_messages.records.digests import sample_line_problem
 from lachesis_messages.records.json_arrays import array_items
 from lachesis_messages.records.jsonl import is_array, unreadable
 from lachesis_messages.records.loading import from_sharegpt, tools_from_sharegpt
-from lachesis_messages.records.sharegpt import conversation_tools
+from lachesis_messages.records.sharegpt import conversation_tools, system_prompt
 from lachesis_messages.responses import ChatResponse, as_message
 from lachesis_messages.tokens import SampledTokens
 from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
@@ -205,7 +205,10 @@ def _placed(record: Mapping[str, Any], prompts: DatasetPrompts, rules: SftSettin
         messages = from_sharegpt(record)
         tools = tools_from_sharegpt(record)
         if tools and not prompts.template_report.shows_tools and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": record["conversations"][0]["value"]}, *messages]
+            turns = record["conversations"]
+            generated = conversation_tools(turns) is not None
+            said = turns[0]["value"] if generated else system_prompt(tools)
+            messages = [{"role": "system", "content": said}, *messages]
         history = MessageHistory()
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
