@@ -45,6 +45,7 @@ from lachesis.settings.server_settings import REFERENCE, ServerConfig, describe,
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client.failed_requests import failed_requests
 from lachesis_client.model_server import tracks_tokens
+from lachesis_messages.records.entries import omitting
 
 if TYPE_CHECKING:
     from lachesis.runs.environment import Environment
@@ -293,6 +294,7 @@ async def _into_files(
         declined=sink.declined,
         left_to_agents=sink.left_to_agents,
         min_reward=config.trajectory_min_reward,
+        omitting=await asyncio.to_thread(lambda: (omitting(sink.files.samples), omitting(sink.files.failed_samples))),
         evaluation=evaluates,
     )
 

@@ -95,6 +95,8 @@ class RunResult:
     """Then a group is one sample of an item."""
     short_of: int = 0
     """Items that were wanted, where the environment had fewer."""
+    omitting: tuple[int, int] = (0, 0)
+    """Completed trajectories without their images, and others."""
     min_reward: float | None = None
     """Minimum reward of a rollout to be among the completed trajectories."""
 
@@ -151,6 +153,7 @@ class RunResult:
         if summary.beside:
             beside = counted(summary.beside, "token")
             yield "beside", f"{beside} outside rollouts: of judges, or of rollouts that the environment dropped"
+        yield from omitted_rows(sum(self.omitting))
         for name, value in summary.metrics.items():
             yield name.replace("_", " "), f"{value:.3f}"
         waiting = f", plus {summary.seconds_waiting:.1f} s waiting for servers and sandboxes"
@@ -181,7 +184,7 @@ class RunResult:
         best = max(summary.rewards, default=0.0)
         if best > 0 and not self.evaluation:
             yield f"{program()} export {quote(str(files.groups))} --format trl --out trl.jsonl   (or openai, dpo, ...)"
-            if files.samples.exists() and files.samples.stat().st_size:
+            if files.samples.exists() and files.samples.stat().st_size and not self.omitting[0]:
                 samples = quote(str(files.samples))
                 yield (
                     f"{program()} train --sft {samples} --sft.min_reward {best:g} --training.base_model MODEL   "
@@ -251,6 +254,13 @@ class RunResult:
             yield f"{counted(self.exceptions, 'rollout')} ended in an exception of the environment; see the report"
         if not self.files.report.exists():
             yield NO_REPORT
+
+
+def omitted_rows(count: int) -> Iterator[Row]:
+    """What to say of trajectories that have lost their images."""
+    if count:
+        what = "1 trajectory has" if count == 1 else f"{count:,} trajectories have"
+        yield "images", f"{what} only their types ([image_url]), so SFT refuses them; the groups have the images"
 
 
 class ShownResult(Protocol):

@@ -33,6 +33,7 @@ from lachesis_messages.records.export_lines import Chat, ExportTotals, Unsuitabl
 from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 from lachesis_testing.export_suite import example_groups
 from tests.support.conversation_strategies import conversations, hostile_text
+from tests.support.pictures import image, text
 from tests.support.token_trees import UNTIMED
 
 DATA = Path(__file__).parents[1] / "support" / "entries"
@@ -76,6 +77,11 @@ DOTTED: list[dict[str, Any]] = [
     {"role": "assistant", "content": "Hello."},
 ]
 PLAIN: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello."}]
+
+SEEN: list[dict[str, Any]] = [
+    {"role": "user", "content": [image(2, 2), text("What is this?")]},
+    {"role": "assistant", "content": "A square."},
+]
 
 
 def group(number: int, messages: Sequence[Any], tools: list[Any], rewards: Sequence[float | None] = (1.0, 0.0)) -> Any:
@@ -241,6 +247,14 @@ def test_every_export_is_valid_and_recognised(name: str, tmp_path: Path) -> None
     for entry in written:
         assert (validate_entry(entry, name), format_of(entry)) == ([], name)
         assert validate_entry(entry) == []
+
+
+def test_an_entry_without_its_images_is_valid_and_stays_known_as_such() -> None:
+    groups = [group(0, SEEN, [])]
+    for name in ("hermes", "batch", "sharegpt-tools"):
+        for entry in lines_of(name, groups):
+            assert entry["parts_omitted"] == 1 and validate_entry(entry, name) == []
+            assert {converter(to).convert(entry, set())["parts_omitted"] for to in ("hermes", "sharegpt-tools")} == {1}
 
 
 def test_a_think_block_that_is_not_closed_is_a_problem() -> None:
@@ -531,7 +545,8 @@ def test_files_of_different_toolsets_load_together_in_any_order(
     paths = files_of_different_toolsets(name, tmp_path)[:: -1 if backwards else 1]
     written = [line for path in paths for line in read_lines(path)]
     assert load(paths) == written
-    assert load(paths, features=dataset_features(name)) == written
+    empty = {} if name == "trl" else {"parts_omitted": None}
+    assert load(paths, features=dataset_features(name)) == [{**line, **empty} for line in written]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -541,7 +556,12 @@ def test_with_the_features_of_a_format_its_files_load_together_whatever_they_hol
     paths = files_of_different_toolsets(name, tmp_path)
     if name in ("hermes", "batch"):  # a file without a single reward, first
         paths = [exported(name, [group(3, PLAIN, [], (None, None))], tmp_path / "unscored"), *paths]
+    if name in ("hermes", "batch", "sharegpt-tools"):
+        paths.append(exported(name, [group(4, SEEN, [])], tmp_path / "seen"))
     written = [line for path in paths for line in read_lines(path)]
+    if name in ("hermes", "batch", "sharegpt-tools"):
+        for line in written:
+            line.setdefault("parts_omitted", None)
     if name == "openai":
         for line in written:
             line.setdefault("tools", None)

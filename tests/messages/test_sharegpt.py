@@ -17,8 +17,13 @@ from lachesis_messages.errors import (
 )
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.markup import convert_scratchpad_to_think, escape_text, split_opened_think, unescape_text
-from lachesis_messages.records.dataset_entries import to_batch_entry, to_dataset_entry
-from lachesis_messages.records.entries import to_trajectory_entry
+from lachesis_messages.records.dataset_entries import (
+    load_trajectories,
+    save_trajectory,
+    to_batch_entry,
+    to_dataset_entry,
+)
+from lachesis_messages.records.entries import omitting, to_trajectory_entry
 from lachesis_messages.records.loading import from_sharegpt, tools_from_sharegpt
 from lachesis_messages.records.sharegpt import WarningKind, system_prompt, to_conversations
 from tests.run import some
@@ -264,6 +269,26 @@ def test_parts_that_are_not_text_leave_their_type_and_a_warning():
     conversion = to_conversations([{"role": "user", "content": parts}], system="none")
     assert conversion.conversations[0]["value"] == "see [image_url]"
     assert [warning.kind for warning in conversion.warnings] == [WarningKind.PART_OMITTED]
+
+
+def test_an_entry_says_how_many_parts_it_lacks_and_one_that_lacks_none_says_nothing(tmp_path: Path):
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    answer = {"role": "assistant", "content": "A cat."}
+    for content, omitted in (("What?", None), ([image, {"type": "text", "text": "What?"}, image], 2)):
+        messages = [{"role": "user", "content": content}, answer]
+        path = save_trajectory(to_conversations(messages), "m", True, directory=tmp_path / str(omitted))
+        stats = {"completed": True, "partial": False, "api_calls": 1, "toolsets_used": [], "tool_stats": {}}
+        entries = [
+            to_trajectory_entry(messages, model="m", completed=True).entry,
+            to_dataset_entry(messages).entry,
+            to_batch_entry(messages, prompt_index=0, metadata={}, all_tools=(), **stats).entry,
+            *load_trajectories(path),
+        ]
+        assert [entry.get("parts_omitted") for entry in entries] == [omitted] * 4
+        assert omitting(path) == bool(omitted)
+    text = '"parts_omitted": 1'
+    path = save_trajectory(to_conversations([{"role": "user", "content": text}, answer]), "m", True, directory=tmp_path)
+    assert omitting(path) == omitting(tmp_path / "none") == 0
 
 
 def test_text_that_utf8_cannot_hold_is_replaced_with_a_warning():

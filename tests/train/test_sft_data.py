@@ -24,6 +24,7 @@ from lachesis_train.sft.plan import batches, digest, split
 from lachesis_train.sft.readers import Dataset, Example, read_dataset
 from lachesis_train.sft.settings import SftSettings
 from tests.support.certificates import aged
+from tests.support.pictures import image, text
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import ManyWords, make, sorts
 from tests.support.trained_groups import group_body
@@ -243,6 +244,16 @@ def test_long_lines_and_low_rewards_are_refused_by_name(tmp_path: Path, prompts:
 
 
 # Exact samples.
+
+
+def test_a_conversation_that_has_lost_its_images_is_refused_as_they_are(
+    tmp_path: Path, prompts: DatasetPrompts
+) -> None:
+    seen = [{"role": "user", "content": [image(2, 2), text("What is this?")]}, CONVERSATION[-1]]
+    found = read(written(tmp_path, seen), prompts)
+    assert [(each.reason, each.detail) for each in found.refused] == [
+        ("images", "it has only the types of 1 part, such as images")
+    ]
 
 
 def test_samples_are_verified_and_trained_on_their_spans(tmp_path: Path, prompts: DatasetPrompts) -> None:

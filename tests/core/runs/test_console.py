@@ -31,6 +31,7 @@ from lachesis_client.sampling import Sampling
 from lachesis_testing.fake_server import FakeServer
 from lachesis_tokens.engines.sglang import SGLangEngine
 from lachesis_train.verbs.launch_training import main as launch_training
+from tests.support.pictures import image
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, make, process, rollouts, served, sorts
 
@@ -309,6 +310,20 @@ async def test_a_run_shows_its_figures_links_its_files_and_says_what_to_do_next(
     assert f"\ngroups        {result.files.groups}\n" in said, "a plain path where there is no terminal"
     linked = shown(result, force_terminal=True, color_system="standard")
     assert f";{result.files.report.as_uri()}\x1b\\" in linked and "\x1b]8;" in linked
+
+
+async def test_trajectories_that_have_lost_their_images_are_counted_and_not_suggested(tmp_path: Path) -> None:
+    class Seeing(SortWords):
+        def format_prompt(self, item: Any) -> Any:
+            return [{"type": "text", "text": super().format_prompt(item)}, image(2, 2)]
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return 1.0
+
+    result = await process(Seeing, tmp_path, does_nothing, total_steps=2)
+    said = shown(result)
+    assert re.search(r"images +\d trajectories have only their types \(\[image_url\]\), so SFT refuses them", said)
+    assert "lachesis export" in said and "--sft" not in said
 
 
 async def test_equal_rewards_and_an_evaluation_with_too_few_items_are_said(tmp_path: Path) -> None:

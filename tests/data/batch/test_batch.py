@@ -28,6 +28,7 @@ from lachesis.runs.run_folder import OtherSettings, RunFolderError
 from lachesis_data.batch.rows import Rows
 from lachesis_data.verbs.batch import _as_flags, _parser, main
 from tests.support.batch_runs import entries, flags, keys, thinks, write_rows
+from tests.support.pictures import image, text
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import ROOT, lines, served, start
 
@@ -164,6 +165,17 @@ def test_an_environment_scores_the_rows_and_rows_may_be_conversations(tmp_path: 
     given = write_rows(tmp_path / "given.jsonl", [{"messages": thought}])
     with served(lambda request: say("pear")) as server:
         assert batch(flags(given, tmp_path, server.base_url, run="given")) == 1, "only the row has reasoning"
+
+
+def test_rows_with_images_lose_them_in_the_lines_and_the_end_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = {"messages": [{"role": "user", "content": [image(2, 2), text("What is this?")]}]}
+    rows = write_rows(tmp_path / "rows.jsonl", [seen, {"messages": [{"role": "user", "content": "And now?"}]}])
+    with served(lambda request: say("A square.", reasoning_content="hm")) as server:
+        assert batch(flags(rows, tmp_path, server.base_url)) == 0
+    assert sorted(entry.get("parts_omitted", 0) for entry in entries(tmp_path / "run")) == [0, 1]
+    assert "images 1 trajectory has only their types" in " ".join(capsys.readouterr().out.split())
 
 
 def test_toolsets_are_drawn_by_seed_and_prompt_and_missing_ones_are_named(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from lachesis.runs.own_code import code_of
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.reports import NO_REPORT
-from lachesis.runs.results import Row, RunFiles
+from lachesis.runs.results import Row, RunFiles, omitted_rows
 from lachesis.runs.run_folder import RunFolderError, changes, settings_of, unused
 from lachesis_data.batch.entries import EntryFormat
 from lachesis_data.batch.files import TRAJECTORIES
@@ -34,6 +34,7 @@ from lachesis_data.batch.prompts import Prompts
 from lachesis_data.batch.rows import Rows, in_shard
 from lachesis_data.batch.sink import GROUPS, PROMOTES, BatchSink, BatchWork
 from lachesis_data.batch.totals import BatchTotals, Caps
+from lachesis_messages.records.entries import omitting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,7 @@ class BatchResult:
         if sink.caps.prices is not None:
             cost = sink.caps.cost_of(totals)
             yield "cost", "unknown" if cost is None else f"{cost:.4f}"
+        yield from omitted_rows(omitting(sink.folder / TRAJECTORIES))
         yield "tokens/s", f"{sink.sampled / max(self.seconds, 1e-9):.0f} ({sink.sampled} in {self.seconds:.1f} s)"
         yield "ended", self.reason
 

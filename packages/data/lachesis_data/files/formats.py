@@ -20,7 +20,7 @@ from lachesis_messages.message_rules import validate_messages
 from lachesis_messages.messages import REASONING_KEYS, joined_reasoning, thought, without_reasoning_parts
 from lachesis_messages.records.export_lines import Chat, Unsuitable, trajectory_line
 from lachesis_messages.records.loading import from_sharegpt, tools_from_sharegpt
-from lachesis_messages.records.sharegpt import tool_function
+from lachesis_messages.records.sharegpt import PARTS_OMITTED, tool_function
 
 if TYPE_CHECKING:
     from datasets import Features
@@ -108,7 +108,14 @@ def read_chat(entry: Any) -> Chat:
             raise Unsuitable("its conversations are not a list of turns")
         if not (messages := with_own_ids(from_sharegpt(entry))):
             raise Unsuitable("it has no messages")
-        return Chat(messages, _tools(tools_from_sharegpt, entry), _facts(metadata) | _facts(entry), of_program=True)
+        omitted = entry.get(PARTS_OMITTED)
+        return Chat(
+            messages,
+            _tools(tools_from_sharegpt, entry),
+            _facts(metadata) | _facts(entry),
+            of_program=True,
+            parts_omitted=omitted if isinstance(omitted, int) else 0,
+        )
     if form in ("openai", "trl", "parquet"):
         given = entry["messages"] if "messages" in entry else [*(entry.get("prompt") or ()), *entry["completion"]]
         messages = [plain_message(message, f"messages[{index}]") for index, message in enumerate(without_blocks(given))]
@@ -210,12 +217,13 @@ def dataset_features(format: str) -> Features:
     hermes = {**texts("timestamp model"), "completed": flag, **texts("run environment item_key rollout_id outcome")}
     batch = {"prompt_index": whole, "metadata": any_json, "completed": flag, "partial": flag, "api_calls": whole}
     pairs = dict.fromkeys(("prompt", "chosen", "rejected"), messages)
+    sharegpt = {"conversations": turns, PARTS_OMITTED: whole}
     columns: dict[str, dict[str, Any]] = {
-        "hermes": {"conversations": turns, **hermes, "evaluation": flag, "reward": number},
-        "sharegpt-tools": {"conversations": turns, **texts("tools source")},
+        "hermes": {**sharegpt, **hermes, "evaluation": flag, "reward": number},
+        "sharegpt-tools": {**sharegpt, **texts("tools source")},
         "batch": {
+            **sharegpt,
             **batch,
-            "conversations": turns,
             "reward": number,  # of a batch with an environment
             "toolsets_used": List(text),
             **dict.fromkeys(("tool_stats", "tool_error_counts"), any_json),

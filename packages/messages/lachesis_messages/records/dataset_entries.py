@@ -29,7 +29,7 @@ def to_dataset_entry(
     text.
     """
     tools = list(tools)
-    conversations, warnings = to_conversations(
+    conversion = to_conversations(
         messages,
         tools,
         completed=completed,
@@ -39,7 +39,8 @@ def to_dataset_entry(
         tool_payload="raw",
     )
     definitions = dump_json([{"type": "function", "function": dict(tool_function(tool))} for tool in tools])
-    return ConvertedEntry({"conversations": conversations, "tools": definitions, "source": source}, warnings)
+    entry = {"conversations": conversion.conversations, "tools": definitions, "source": source}
+    return ConvertedEntry({**entry, **conversion.omitted}, conversion.warnings)
 
 
 def to_batch_entry(
@@ -79,7 +80,7 @@ def to_batch_entry(
         "tool_stats": stats,
         "tool_error_counts": {name: row["failure"] for name, row in stats.items()},
     }
-    return ConvertedEntry(merged(entry, extra), conversion.warnings)
+    return ConvertedEntry(merged({**entry, **conversion.omitted}, extra), conversion.warnings)
 
 
 def save_trajectory(
@@ -99,10 +100,11 @@ def save_trajectory(
     `trajectory_samples.jsonl` in `directory`, others to `failed_trajectories.jsonl`, all to `filename` if it is given.
     A malformed `Conversion` counts as failed. `metadata` are further keys.
     """
+    omitted: dict[str, int] = {}
     if isinstance(trajectory, Conversion):
-        completed = completed and not trajectory.malformed
+        completed, omitted = completed and not trajectory.malformed, trajectory.omitted
         trajectory = trajectory.conversations
-    entry = merged(trajectory_entry(trajectory, model, completed, timestamp), metadata)
+    entry = merged({**trajectory_entry(trajectory, model, completed, timestamp), **omitted}, metadata)
     path = Path(directory) / (filename if filename is not None else COMPLETED_FILE if completed else FAILED_FILE)
     append_line(path, entry, fsync=fsync)
     return path

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from lachesis_messages.records.sharegpt import ConversionWarning, SystemTurn, Tools, to_conversations
+from lachesis_messages.records.sharegpt import PARTS_OMITTED, ConversionWarning, SystemTurn, Tools, to_conversations
 from lachesis_messages.responses import MessageLike
 
 COMPLETED_FILE = "trajectory_samples.jsonl"
@@ -34,13 +35,13 @@ def to_trajectory_entry(
     system: SystemTurn = "generated",
     **metadata: Any,
 ) -> ConvertedEntry:
-    """`{conversations, timestamp, model, completed}` and the keys of `metadata`.
+    """`{conversations, timestamp, model, completed}`, `parts_omitted` where there are any, and the keys of `metadata`.
 
     `timestamp` defaults to now, in local time without a zone, as in the format.
     """
     conversion = to_conversations(messages, tools, completed=completed, of_program=of_program, system=system)
     entry = trajectory_entry(conversion.conversations, model, completed and not conversion.malformed, timestamp)
-    return ConvertedEntry(merged(entry, metadata), conversion.warnings)
+    return ConvertedEntry(merged({**entry, **conversion.omitted}, metadata), conversion.warnings)
 
 
 def trajectory_entry(
@@ -57,6 +58,16 @@ def trajectory_entry(
         "model": model,
         "completed": completed,
     }
+
+
+def omitting(path: Path) -> int:
+    """The lines of a file whose conversations have omitted parts; 0 where there is no file."""
+    try:
+        with path.open("rb") as lines:
+            key = f'"{PARTS_OMITTED}":'.encode()  # in a text its quotes would be escaped
+            return sum(key in line for line in lines)
+    except FileNotFoundError:
+        return 0
 
 
 def merged(entry: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:

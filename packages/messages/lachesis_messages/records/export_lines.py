@@ -18,7 +18,7 @@ from lachesis_messages.records.groups import (
     not_sampled,
     stored_messages,
 )
-from lachesis_messages.records.sharegpt import SystemTurn
+from lachesis_messages.records.sharegpt import PARTS_OMITTED, SystemTurn
 
 BRANCHES_OMITTED = "branches_omitted"
 """The model sampled answers that are not in the line: those before a compaction or an edit."""
@@ -92,6 +92,8 @@ class Chat:
     """Of a rollout without an answer: what was taken back last, as completions that could not be used."""
     warnings: set[str] = field(default_factory=set)
     """Kinds of changes that a format forced on it."""
+    parts_omitted: int = 0
+    """Of an entry that has lost images and other parts that are no text: how many."""
 
 
 def chat_of(group: GroupRecord, rollout: RolloutRecord) -> Chat:
@@ -176,7 +178,8 @@ def _answered(chat: Chat) -> Sequence[Any]:
 def _written(chat: Chat, converted: ConvertedEntry) -> dict[str, Any]:
     chat.warnings.update(str(warning.kind) for warning in converted.warnings)
     chat.warnings.update([NOT_SAMPLED] if chat.not_sampled else [], [BRANCHES_OMITTED] if chat.branches_omitted else [])
-    return converted.entry
+    omitted = {PARTS_OMITTED: chat.parts_omitted} if chat.parts_omitted else {}
+    return {**converted.entry, **omitted}
 
 
 def _is_texts(given: Any) -> bool:

@@ -52,6 +52,7 @@ SYSTEM_SUFFIX = (
     "Each function call should be enclosed within <tool_call> </tool_call> XML tags.\n"
     "Example:\n<tool_call>\n{'name': <function-name>,'arguments': <args-dict>}\n</tool_call>"
 )
+PARTS_OMITTED = "parts_omitted"
 RESULT_KEYS = ("tool_call_id", "name", "content")
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -95,6 +96,12 @@ class Conversion(NamedTuple):
     def malformed(self) -> bool:
         """Whether the arguments of a tool call were replaced."""
         return any(warning.kind is WarningKind.ARGUMENTS_REPLACED for warning in self.warnings)
+
+    @property
+    def omitted(self) -> dict[str, int]:
+        """The key that says in an entry how many parts are missing; empty where none is."""
+        count = sum(warning.kind is WarningKind.PART_OMITTED for warning in self.warnings)
+        return {PARTS_OMITTED: count} if count else {}
 
 
 def to_conversations(

@@ -27,7 +27,7 @@ from lachesis_messages.records.digests import sample_line_problem
 from lachesis_messages.records.json_arrays import array_items
 from lachesis_messages.records.jsonl import is_array, unreadable
 from lachesis_messages.records.loading import from_sharegpt, tools_from_sharegpt
-from lachesis_messages.records.sharegpt import conversation_tools, system_prompt
+from lachesis_messages.records.sharegpt import PARTS_OMITTED, conversation_tools, system_prompt
 from lachesis_messages.responses import ChatResponse, as_message
 from lachesis_messages.tokens import SampledTokens
 from lachesis_tokens.prompts.dataset_prompts import DatasetPrompts
@@ -164,6 +164,8 @@ def _examples(
     if isinstance(record.get("conversations"), list):
         if (refused := _refusal(record, record.get("completed") is not False, rules)) is not None:
             raise refused
+        if omitted := record.get(PARTS_OMITTED):
+            raise _Refused("images", f"it has only the types of {counted(omitted, 'part')}, such as images")
         placed = _placed(record, prompts, rules)
         yield from (_example(sample, source, _item(record, _question(record))) for sample in placed)
     elif isinstance(record.get("samples"), list):
