@@ -21,6 +21,7 @@ from lachesis_messages.records.entries import to_trajectory_entry
 from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 from lachesis_testing.export_suite import example_groups
 from tests.data.test_formats import LOOKED_UP, PLAIN, SEARCH, SHELL, TERMINAL, call
+from tests.support.pictures import image, text
 
 
 def entry(messages: Any = SHELL, number: int = 0, **more: Any) -> dict[str, Any]:
@@ -147,6 +148,30 @@ def test_the_first_of_equal_conversations_is_kept_as_it_is(tmp_path: Path, capsy
         one.write_text("".join(json.dumps(each) + "\n" for each in entries))
         assert run("dedup", one, "--out", out) == 0
         assert list(read_lines(out)) == entries[:2]
+
+
+@pytest.mark.parametrize("to", ["hermes", "sharegpt-tools", "trl", "parquet"])
+@pytest.mark.parametrize("by", ["conversation", "prompt"])
+def test_what_may_differ_in_the_images_that_it_lacks_is_no_duplicate(
+    to: str, by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [[{"role": "user", "content": [image(2, 2, shade), text("Which?")]}, PLAIN[1]] for shade in (0, 9)]
+    source, form, out = (
+        tmp_path / "in.jsonl",
+        tmp_path / f"form{'.parquet' * (to == 'parquet')}",
+        tmp_path / "out.jsonl",
+    )
+    with JsonlWriter(source) as writer:
+        writer.write_all(entry(messages) for messages in [*asked, PLAIN, PLAIN])
+    assert run("convert", source, "--to", to, "--out", form) == 0
+    capsys.readouterr()
+    assert run("dedup", form, "--by", by, "--out", out) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"3 of 4 entries: {out}",
+        f"  left out: 1, the same {by} as an earlier entry",
+        "  kept: 2, without their images, in which they may differ",
+    ]
+    assert len([*read_lines(out)]) == 3
 
 
 def test_an_entry_is_shown_without_characters_that_control_the_terminal(

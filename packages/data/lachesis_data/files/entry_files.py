@@ -23,11 +23,14 @@ from lachesis_messages.markup import READ_UNIQUE
 from lachesis_messages.records.export_lines import Unsuitable, reason_of
 from lachesis_messages.records.json_arrays import array_items
 from lachesis_messages.records.jsonl import JsonlError, StrPath, is_array, json_text, replacing, unreadable
+from lachesis_messages.records.sharegpt import PARTS_OMITTED
 
 Same: TypeAlias = Literal["conversation", "prompt"]
 
 _ANSWERS = ("gpt", "assistant")
 _CALL_ID = re.compile(r'(<tool_response>\s*\{)"tool_call_id": ?"[^"]*", ?')
+_OMITTED = re.compile(rb"\[(?:image_url|input_image|input_audio|audio_url|video_url|input_file)\]")
+"""What stands in a text for a part that is none: formats without `parts_omitted` have only this."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -52,6 +55,8 @@ class Rewritten:
     """Reason -> entries."""
     warnings: Counter[str] = field(default_factory=Counter)
     """Kind of change -> entries."""
+    not_compared: int = 0
+    """Entries that may differ in images which they lack."""
 
 
 OnRead: TypeAlias = Callable[[int], object]
@@ -160,6 +165,7 @@ def convert_entries(lines: Iterable[EntryLine], out: StrPath, converter: Convert
 def deduplicate(lines: Iterable[EntryLine], out: StrPath, *, by: Same = "conversation") -> Rewritten:
     """Write each entry whose conversation, or prompt, no entry before it has. Lines are copied as they are.
 
+    An entry that lacks images, or other parts that are no text, is no duplicate: it may differ from another in these.
     What was seen is in a temporary database on the disk (SQLite's, in $SQLITE_TMPDIR or /var/tmp).
     Raises JsonlError.
     """
@@ -173,8 +179,11 @@ def deduplicate(lines: Iterable[EntryLine], out: StrPath, *, by: Same = "convers
         with replacing(out) as temporary, _LineFile(temporary) as writer:
             for line in lines:
                 totals.read += 1
+                lacks_parts = _lacks_parts(line)
+                totals.not_compared += lacks_parts
                 try:
-                    added = seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest(line.entry, by),)).rowcount
+                    key = digest(line.entry, by)
+                    added = lacks_parts or seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (key,)).rowcount
                 except Unsuitable as error:
                     raise JsonlError(line.path, str(error), line=line.number) from error
                 except sqlite3.Error as error:
@@ -187,6 +196,10 @@ def deduplicate(lines: Iterable[EntryLine], out: StrPath, *, by: Same = "convers
     finally:
         seen.close()
     return totals
+
+
+def _lacks_parts(line: EntryLine) -> bool:
+    return bool(line.entry.get(PARTS_OMITTED)) or _OMITTED.search(line.raw or json_text(line.entry)) is not None
 
 
 def digest(entry: Mapping[str, Any], by: Same) -> bytes:

@@ -212,6 +212,8 @@ def _rewrite(arguments: argparse.Namespace, write: Callable[[Iterator[EntryLine]
     print(f"{totals.written} of {totals.read + unreadable.total()} entries: {arguments.out}")
     print_counts("left out", totals.left_out + unreadable)
     print_counts("changed", totals.warnings)
+    if totals.not_compared:
+        print(f"  kept: {totals.not_compared}, without their images, in which they may differ")
     return int(not totals.written)
 
 
