@@ -272,6 +272,37 @@ async def test_a_silent_client_loses_its_rollout_and_others_get_the_place(tmp_pa
         assert (await client.begin(split="train", index=0))[0] == 200
 
 
+class LeavesSlowly(Numbers):
+    """Its sessions take their time to close."""
+
+    may_close: asyncio.Event
+
+    @asynccontextmanager
+    async def session(self, item):
+        async with super().session(item) as session:
+            try:
+                yield session
+            finally:
+                Numbers.closed.set()
+                await self.may_close.wait()
+
+
+async def test_a_client_that_ends_its_rollout_while_silent_ones_are_closed_leaves_them_watched(tmp_path: Path) -> None:
+    LeavesSlowly.may_close = asyncio.Event()
+    async with ors(LeavesSlowly, tmp_path, idle=0.5) as client:
+        for index in (0, 1):
+            await client.begin(split="train", index=index)
+            await client.asked("GET", "/numbers/prompt")
+        await Numbers.closed.wait()
+        deleting = asyncio.create_task(client.asked("POST", "/delete", {}))
+        await asyncio.sleep(0.1)
+        LeavesSlowly.may_close.set()
+        assert (await deleting)[0] == 200
+        await client.begin(split="train", index=0)
+        await client.asked("GET", "/numbers/prompt")
+        await asyncio.wait_for(Numbers.closed.wait(), 20)
+
+
 async def test_the_end_of_the_server_leaves_nothing_open(tmp_path: Path) -> None:
     async with ors(Numbers, tmp_path) as client:
         for index in (0, 1):
@@ -446,6 +477,30 @@ async def test_openenv_refuses_what_it_cannot_read_and_the_episode_goes_on(tmp_p
         guess = {"type": "call_tool", "tool_name": "guess", "arguments": {"number": 7}}
         assert (await asked(socket, "step", guess))["data"]["reward"] == 1.0
         assert (await asked(socket, "reset", {}))["type"] == "observation"
+
+
+class TakesLong(Numbers):
+    """With a tool that answers after 2 s."""
+
+    def tools_for(self, item):
+        async def wait(arguments, session):
+            await asyncio.sleep(2)
+            return "waited"
+
+        return [Tool.from_schema("wait", "Wait.", {"type": "object", "properties": {}}, wait)]
+
+
+async def test_openenv_a_client_that_waits_for_a_long_call_is_not_silent(tmp_path: Path) -> None:
+    async with (
+        served("openenv", TakesLong, tmp_path, idle=1.5) as url,
+        aiohttp.ClientSession() as http,
+        http.ws_connect(f"{url}/ws") as socket,
+    ):
+        await asked(socket, "reset", {})
+        called = await asked(socket, "step", {"type": "call_tool", "tool_name": "wait", "arguments": {}})
+        assert called["data"]["observation"]["result"] == "waited"
+        await asyncio.sleep(0.7)
+        assert (await asked(socket, "state"))["data"]["step_count"] == 1
 
 
 @pytest.mark.parametrize(("standard", "path", "status"), [("ors", "/numbers/num_tasks", 422), ("mcp", "/mcp", 400)])

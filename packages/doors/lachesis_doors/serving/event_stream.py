@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
@@ -27,10 +27,9 @@ async def write_events(stream: web.StreamResponse, *named: tuple[str, str]) -> N
         await stream.write(f"event: {name}\n{lines}\n".encode())
 
 
-async def keep_alive(stream: web.StreamResponse, call: asyncio.Task[Any], alive: Callable[[], object]) -> None:
-    """Wait for the end of `call`, and let the client know that it goes on. `alive` is called as often."""
+async def keep_alive(stream: web.StreamResponse, call: asyncio.Task[Any]) -> None:
+    """Wait for the end of `call`, and let the client know that it goes on."""
     while not call.done():
         await asyncio.wait({call}, timeout=_HEARTBEAT)
         if not call.done():
             await stream.write(b": ping\n\n")
-            alive()

@@ -69,7 +69,7 @@ class ServingHost:
         self._played: Counter[str] = Counter()
         self._next = 0
         self._open: dict[str, OpenRollout] = {}
-        self._touched: dict[str, float] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
         self.policies = Policies(env, self._stack)
@@ -102,7 +102,7 @@ class ServingHost:
         self.draining = True
         if self._watching is not None:
             self._watching.cancel()
-        await asyncio.gather(*(self.close(name) for name in list(self._open)))
+        await asyncio.gather(*self._closing, *(self.close(name) for name in list(self._open)))
         await self._stack.aclose()
 
     async def drain(self) -> None:
@@ -121,9 +121,11 @@ class ServingHost:
         while True:
             await asyncio.sleep(min(_LOOK_EVERY, self._idle / 4))
             silent = time.monotonic() - self._idle
-            for name, touched in list(self._touched.items()):
-                if touched < silent and not self._open[name].busy:
-                    await self.close(name)
+            for name in [name for name, each in self._open.items() if each.touched < silent and not each.busy]:
+                # Not awaited: meanwhile clients speak again, and close theirs.
+                closing = asyncio.create_task(self._open.pop(name).close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
 
     @property
     def splits(self) -> Mapping[str, int]:
@@ -181,7 +183,7 @@ class ServingHost:
         item, key = self._attempt(split, index)
         rollout = OpenRollout(self.env, item, key, self.answer_tool, evaluation=split == "test")
         name = name or uuid.uuid4().hex
-        self._open[name], self._touched[name] = rollout, time.monotonic()
+        self._open[name] = rollout
         return name, rollout
 
     def check(self, split: str, index: int | None, name: str | None) -> None:
@@ -194,13 +196,13 @@ class ServingHost:
 
     def get(self, name: str) -> OpenRollout | None:
         """The rollout of this name; None if it was closed. Its client is not silent."""
-        if name in self._open:
-            self._touched[name] = time.monotonic()
-        return self._open.get(name)
+        rollout = self._open.get(name)
+        if rollout is not None:
+            rollout.touched = time.monotonic()
+        return rollout
 
     async def close(self, name: str) -> None:
         """Close a rollout and remove its sandbox."""
         rollout = self._open.pop(name, None)
-        self._touched.pop(name, None)
         if rollout is not None:
             await rollout.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -68,15 +67,14 @@ class McpService(WebService):
         number, method, params = asked.get("id"), asked.get("method"), asked.get("params", {})
         if method == "initialize":
             return await self._initialize(request, number, params)
-        session = request.headers.get("Mcp-Session-Id", "")
-        rollout = self._host.get(session)
+        rollout = self._host.get(request.headers.get("Mcp-Session-Id", ""))
         if rollout is None:
             raise refused(404, "there is no such session, or it was closed because its client was silent: initialize")
         if number is None or method is None:
             return web.Response(status=202)
         work = asyncio.create_task(self._asked(rollout, method, params))
         stream = await event_stream(request)
-        await keep_alive(stream, work, partial(self._host.get, session))
+        await keep_alive(stream, work)
         await write_events(stream, ("message", json.dumps(await _settled(number, work))))
         return stream
 

@@ -10,7 +10,8 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, Self
@@ -81,6 +82,8 @@ class OpenRollout:
         self._turns: asyncio.Queue[Node | None] = asyncio.Queue()
         self._said: asyncio.Future[Message] | None = None
         self._one_at_a_time = asyncio.Lock()
+        self.touched = time.monotonic()
+        """When the client was last heard, or got an answer."""
         self._numbers = itertools.count()
         self._began = self._told_end = False
         self._heard = 0  # messages of the conversation when the client was last asked
@@ -130,6 +133,15 @@ class OpenRollout:
             raise NotScored(rollout)
         raise _Over(rollout)
 
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """One call at a time. A client that waits for its answer is not silent."""
+        async with self._one_at_a_time:
+            try:
+                yield
+            finally:
+                self.touched = time.monotonic()
+
     async def begin(self) -> Self:
         """Wait until the agent can read its first messages.
 
@@ -138,7 +150,7 @@ class OpenRollout:
             EpisodeEnded: it was closed.
             LachesisError: the run cannot go on, because of a setting.
         """
-        async with self._one_at_a_time:
+        async with self._alone():
             if not self._began:
                 try:
                     await self._asked()
@@ -169,7 +181,7 @@ class OpenRollout:
 
     async def _act(self, message: Message) -> ServedStep:
         await self.begin()
-        async with self._one_at_a_time:
+        async with self._alone():
             if self._told_end or self._said is None:
                 raise EpisodeEnded("the task has ended")
             self.steps += 1

@@ -10,7 +10,6 @@ import asyncio
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -119,7 +118,7 @@ class OrsService(WebService):
     async def _call(self, request: web.Request) -> web.StreamResponse:
         rollout, body = self._rollout(request), await body_of(request)
         number, name, given = body.get("task_id"), body.get("name"), body.get("input", {})
-        session, calls = _session(request), self._calls.setdefault(rollout, {})
+        calls = self._calls.setdefault(rollout, {})
         if isinstance(number, str) and number in calls:
             call = calls[number]  # a client whose connection broke asks again
         elif number is not None:
@@ -129,7 +128,7 @@ class OrsService(WebService):
             call = calls[number] = asyncio.create_task(_called(rollout, name, given))
         stream = await event_stream(request)
         await write_events(stream, ("task_id", number))
-        await keep_alive(stream, call, partial(self._host.get, session))
+        await keep_alive(stream, call)
         failure = call.exception()
         if failure is not None:
             await write_events(stream, ("error", str(failure)))
