@@ -382,6 +382,39 @@ async def test_mcp_what_breaks_is_an_error_and_an_ended_session_frees_its_place(
                 pass
 
 
+class StartsSlowly(Numbers):
+    """Its sessions open and begin, and the prompt does not come."""
+
+    began: asyncio.Event
+
+    @asynccontextmanager
+    async def session(self, item):
+        async with super().session(item) as session:
+            self.began.set()
+            await asyncio.sleep(600)
+            yield session
+
+
+@pytest.mark.parametrize("standard", ["mcp", "openenv", "nemogym"])
+async def test_a_client_that_leaves_while_its_rollout_begins_frees_its_place(tmp_path: Path, standard: str) -> None:
+    StartsSlowly.began = asyncio.Event()
+    async with served(standard, StartsSlowly, tmp_path) as url, aiohttp.ClientSession() as http:
+
+        async def begin() -> None:
+            if standard == "openenv":
+                async with http.ws_connect(f"{url}/ws") as socket:
+                    await asked(socket, "reset", {})
+            row = {"responses_create_params": {"input": []}, "split": "train", "index": 0}
+            body = row if standard == "nemogym" else {"jsonrpc": "2.0", "id": 1, "method": "initialize"}
+            await http.post(f"{url}/{'run' if standard == 'nemogym' else 'mcp'}", json=body)
+
+        leaving = asyncio.create_task(begin())
+        await StartsSlowly.began.wait()
+        leaving.cancel()
+        await asyncio.wait_for(Numbers.closed.wait(), 20)
+        assert Numbers.open_sessions == 0
+
+
 # --- the command
 
 

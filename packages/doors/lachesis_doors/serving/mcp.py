@@ -16,7 +16,7 @@ from aiohttp import web
 
 from backends.errors import LachesisError
 from lachesis_doors.serving.event_stream import event_stream, keep_alive, write_events
-from lachesis_doors.serving.host import NoPlace, NoSuchTask, ServingHost
+from lachesis_doors.serving.host import NoSuchTask, ServingHost
 from lachesis_doors.serving.open_rollout import EpisodeEnded, OpenRollout, ServedStep
 from lachesis_doors.serving.task_routes import TaskRoutes, image_block, refused
 from lachesis_tokens.wire.service import WebService, json_response
@@ -84,9 +84,11 @@ class McpService(WebService):
         try:
             name, rollout = self._host.open(split, int(index) if index is not None else None)
             await rollout.begin()
-        except (NoSuchTask, NoPlace, LachesisError) as error:
+        except BaseException as error:
             if name is not None:
                 await self._host.close(name)
+            if not isinstance(error, LachesisError):  # the client has left, and does not know the session
+                raise
             code = _PARAMS if isinstance(error, NoSuchTask) else _SERVER
             return json_response(_answer(number, error=_Failed(code, str(error))))
         wanted: Any = params.get("protocolVersion")
