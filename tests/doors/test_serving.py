@@ -24,6 +24,8 @@ from lachesis.cli.environment_classes import environment_class
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_doors.mcp_http import McpHttpClient, named_events
 from lachesis_doors.serving.command import STANDARDS, main, serve
+from lachesis_doors.serving.host import ServingHost
+from lachesis_doors.serving.open_rollout import Clients
 from lachesis_tools.mcp.client import McpLost, McpRefused
 from tests.support.scripted_server import call
 from tests.support.small_envs import ROOT, HermesAgentBaseEnv, SortWords, make, process, rollouts
@@ -413,6 +415,23 @@ async def test_a_client_that_leaves_while_its_rollout_begins_frees_its_place(tmp
         leaving.cancel()
         await asyncio.wait_for(Numbers.closed.wait(), 20)
         assert Numbers.open_sessions == 0
+
+
+@pytest.mark.parametrize("steps", range(4))
+async def test_a_turn_that_comes_when_its_client_leaves_stays_for_the_next_request(tmp_path: Path, steps: int) -> None:
+    env = make(Numbers, "http://127.0.0.1:9/v1", tmp_path, enabled_toolsets=[])
+    env.use_server(Clients())
+    async with env.running(), ServingHost(env, items=1, idle=900) as host:
+        _, rollout = host.open()
+        leaving = asyncio.create_task(rollout.begin())
+        while not rollout.first:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        await asyncio.wait_for(rollout.begin(), 20)
+        assert (await rollout.call("guess", {"number": 5})).reward == 1.0
 
 
 # --- the command

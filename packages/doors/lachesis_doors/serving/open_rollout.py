@@ -80,6 +80,7 @@ class OpenRollout:
         self.first: list[dict[str, Any]] = []
         """The messages that the agent reads first, once it has begun."""
         self._turns: asyncio.Queue[Node | None] = asyncio.Queue()
+        self._turn: asyncio.Task[Node | None] | None = None
         self._said: asyncio.Future[Message] | None = None
         self._one_at_a_time = asyncio.Lock()
         self.touched = time.monotonic()
@@ -118,13 +119,14 @@ class OpenRollout:
         Raises:
             _Over: the rollout has ended.
         """
-        turn = asyncio.ensure_future(self._turns.get())
-        try:
-            await asyncio.wait({turn, self._task}, return_when=asyncio.FIRST_COMPLETED)
-            if turn.done():
-                return turn.result()
-        finally:
-            turn.cancel()
+        if self._turn is None:
+            self._turn = asyncio.ensure_future(self._turns.get())
+        # Where this is cancelled, the turn that may just have come stays for whoever asks next.
+        await asyncio.wait({self._turn, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        turn, self._turn = self._turn, None
+        if turn.done():
+            return turn.result()
+        turn.cancel()
         if self._task.cancelled():
             raise EpisodeEnded("the rollout was closed")
         self._told_end = True
@@ -213,6 +215,8 @@ class OpenRollout:
     async def close(self) -> None:
         """End it, and remove its sandbox. What has not ended has no score."""
         self._task.cancel()
+        if self._turn is not None:
+            self._turn.cancel()
         await asyncio.shield(self.over())
         if not self._task.cancelled():
             self._task.exception()  # its client has heard of it
