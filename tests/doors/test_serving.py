@@ -434,6 +434,29 @@ async def test_a_turn_that_comes_when_its_client_leaves_stays_for_the_next_reque
         assert (await rollout.call("guess", {"number": 5})).reward == 1.0
 
 
+class Compresses(Served):
+    """Whose set-up chooses that its context is compressed."""
+
+    async def setup(self):
+        await super().setup()
+        self.config.compress_context_at, self.config.compress_context_to = 1500, 500
+        self.config.compress_context_keep, self.config.compress_context_with = 1, "extractive"
+
+    async def compute_reward(self, item, result, ctx):
+        return float(len(result.context_edits))
+
+
+async def test_a_client_gets_every_result_also_of_a_rollout_whose_context_is_compressed(tmp_path: Path) -> None:
+    chosen = {"enabled_toolsets": ["terminal"]}
+    async with served("mcp", Compresses, tmp_path, **chosen) as url, mcp(f"{url}/mcp/train/0") as client:
+        for number in range(6):
+            call = {"name": "terminal", "arguments": {"command": f"echo {number}; seq 400"}}
+            said = await client.ask("tools/call", call)
+            assert json.loads(said["content"][0]["text"])["output"].startswith(f"{number}\n1\n")
+        end = await client.ask("tools/call", {"name": "submit", "arguments": {"answer": "Done."}})
+        assert end["_meta"]["lachesis/reward"] >= 1
+
+
 # --- the command
 
 

@@ -87,7 +87,7 @@ class OpenRollout:
         """When the client was last heard, or got an answer."""
         self._numbers = itertools.count()
         self._began = self._told_end = False
-        self._heard = 0  # messages of the conversation when the client was last asked
+        self._heard: Node | None = None  # the last message when the client was last asked
         self._task = asyncio.create_task(self._play(env, item, key, evaluation=evaluation), name=f"rollout {key}")
 
     async def _play(self, env: HermesAgentBaseEnv, item: Any, key: str, *, evaluation: bool) -> Rollout:
@@ -103,11 +103,11 @@ class OpenRollout:
         """What the client says next. Called by the loop."""
         asked = time.monotonic()
         self._said = asyncio.get_running_loop().create_future()
-        if not self._heard:
+        if self._heard is None:
             self.first = messages.to_openai()
-        # The same length again: what the client said could not stay in the conversation.
-        self._turns.put_nowait(messages.head if len(messages) > self._heard else None)
-        self._heard = len(messages)
+        # The same one again: what the client said could not stay in the conversation.
+        self._turns.put_nowait(None if messages.head is self._heard else messages.head)
+        self._heard = messages.head
         message = await self._said
         reason = FinishReason.TOOL_CALLS if message.tool_calls else FinishReason.STOP
         took = time.monotonic() - asked  # the agent's own time
