@@ -457,6 +457,34 @@ async def test_a_client_gets_every_result_also_of_a_rollout_whose_context_is_com
         assert end["_meta"]["lachesis/reward"] >= 1
 
 
+class Chooses(Served):
+    """What a served rollout cannot have."""
+
+    async def compute_reward(self, item, result, ctx):
+        return float(not result.context_edits)
+
+
+@pytest.mark.parametrize(("standard", "noted"), [("mcp", 3), ("nemogym", 1)])
+async def test_what_a_served_rollout_cannot_have_is_left_out_with_a_note(
+    tmp_path: Path, standard: str, noted: int
+) -> None:
+    chosen = {"enabled_toolsets": ["terminal", "delegation"], "compress_context_at": 1500}
+    chosen |= {"tree_at": "turns:2", "group_size": 4}
+    notes = ("env.tree_at has no effect", "env.compress_context_at has no effect", "skipped delegate_task")
+    async with served(standard, Chooses, tmp_path, **chosen) as url:
+        shown = (tmp_path / "console.txt").read_text()
+        assert [note for note in notes if note in shown] == [*notes[:noted]]
+        if standard == "nemogym":
+            return
+        async with mcp(f"{url}/mcp/train/0") as client:
+            assert [tool["name"] for tool in await client.tools()] == ["it__terminal", "it__process", "it__submit"]
+            long = {"name": "terminal", "arguments": {"command": "seq 400"}}
+            for _ in range(5):
+                assert "400" in (await client.ask("tools/call", long))["content"][0]["text"]
+            end = await client.ask("tools/call", {"name": "submit", "arguments": {"answer": "Done."}})
+            assert end["_meta"]["lachesis/reward"] == 1.0
+
+
 # --- the command
 
 

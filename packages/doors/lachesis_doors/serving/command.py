@@ -7,7 +7,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, get_args
@@ -17,6 +17,7 @@ from backends.plugins import Registry
 from lachesis import HermesAgentBaseEnv
 from lachesis.cli import play_environment, port_number
 from lachesis.cli.verb_parser import VerbParser
+from lachesis.runs.prose import print_prose
 from lachesis_doors.serving.host import OnBranches, ServingHost
 from lachesis_doors.serving.open_rollout import Clients
 from lachesis_tokens.wire.service import WebService
@@ -114,6 +115,27 @@ async def _serve(given: argparse.Namespace, env: HermesAgentBaseEnv) -> None:
     await serve(standard, env, stop, given.host, given.port, **how, ready=write)
 
 
+def _left_out(env: HermesAgentBaseEnv, *, driven: bool) -> Iterator[str]:
+    """Switch off what served rollouts cannot have. Yields a sentence for each that the settings had chosen.
+
+    Args:
+        driven: a client says what a model would say.
+    """
+    config = env.config
+    if config.tree_at is not None or env.branch_at is not None:
+        name = "env.tree_at" if config.tree_at is not None else f"{env.run_name}.branch_at"
+        yield f"{name} has no effect: a client asks for one rollout at a time, which does not branch"
+    if not driven:
+        return
+    config.max_infra_retries = 0  # a client cannot be asked to say everything again
+    if config.compress_context_at is not None:
+        config.compress_context_at = config.compress_context_to = None
+        yield "env.compress_context_at has no effect: the client keeps the context of its model itself"
+    if "delegate_task" in env.tools and "delegate_task" not in (config.disabled_toolsets or ()):
+        config.disabled_toolsets = [*(config.disabled_toolsets or ()), "delegate_task"]
+        yield "skipped delegate_task: the client would have to play the sub-agent"
+
+
 async def serve(
     standard: Standard,
     env: HermesAgentBaseEnv,
@@ -128,8 +150,8 @@ async def serve(
 ) -> None:
     """Serve until `stop` is set. `ready` is called with the server once it listens."""
     plays = getattr(standard, "plays", False)
-    if not plays:
-        env.config.max_infra_retries = 0  # a client cannot be asked to say everything again
+    for note in _left_out(env, driven=not plays):
+        print_prose(env.console, f"note: {note}", style="yellow")
     env.use_server(Clients())
     async with (
         env.running(),
