@@ -119,6 +119,30 @@ async def test_a_script_that_is_killed_leaves_nothing_running(session: ToolSessi
     assert call.cancelled() and await running(session, "sleep 43") == ""
 
 
+async def test_a_script_that_gives_up_on_a_call_gets_the_answers_of_its_later_ones(run: Run) -> None:
+    code = """
+import signal
+from tools import terminal, write_file, read_file
+def late(*_):
+    raise TimeoutError
+signal.signal(signal.SIGALRM, late)
+for size in (5, 200_000):
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        terminal(f"sleep 1; head -c {size} /dev/zero | tr '\\\\0' x")
+    except TimeoutError:
+        print("gave up")
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    write_file("notes.txt", f"pear {size}")
+    print(read_file("notes.txt")["content"].strip(), terminal("echo fig")["output"].strip())
+"""
+    done = await run(code, timeout=60)
+    assert done["output"].count("gave up\n") == 2, done
+    assert "pear 5" in done["output"] and "pear 200000" in done["output"] and done["output"].count(" fig\n") == 2
+    assert done["tool_calls"] == {"terminal": 4, "write_file": 2, "read_file": 2}
+    assert (done["exit_code"], done["error"]) == (0, None)
+
+
 async def test_calls_are_limited_in_number_and_in_size(run: Run) -> None:
     code = "import tools\nfor _ in range(60):\n    tools.odd_name()"
     done = await run(code)

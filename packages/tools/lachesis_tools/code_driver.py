@@ -1,11 +1,13 @@
 """Runs one script, whose module `tools` has a function for each tool. `execute_code` reads it as text; Python >= 3.8.
 
 Lines of JSON: on the original stdin `{"code", "tools"}` (the parameters by name of the function, with the name of the
-tool first), then `{"value"}` or `{"error"}` for each call. On the original stdout `{"output"}`, the file that has what
-the script prints, then `{"call", "arguments"}`.
+tool first), then `{"number", "value"}` or `{"number", "error"}` for each call, in their order. On the original stdout
+`{"output"}`, the file that has what the script prints, then `{"call", "arguments", "number"}`.
 """
 
+import contextlib
 import functools
+import itertools
 import json
 import linecache
 import os
@@ -28,7 +30,7 @@ def main() -> None:
             encoding="utf-8", errors="backslashreplace", write_through=True
         )
     print(json.dumps({"output": path}), file=channel, flush=True)
-    lock, owner = threading.Lock(), os.getpid()
+    lock, owner, numbers = threading.Lock(), os.getpid(), itertools.count()
     failed = type("ToolError", (Exception,), {"__module__": "tools"})
 
     def call(name, parameters, *values, **named):  # type: ignore[no-untyped-def]
@@ -36,10 +38,21 @@ def main() -> None:
             raise RuntimeError("only the process of the script itself can call tools")
         if len(values) > len(parameters):
             raise TypeError(f"{name}() takes {', '.join(parameters) or 'no arguments'}")
-        request = json.dumps({"call": name, "arguments": {**dict(zip(parameters, values)), **named}})  # noqa: B905
+        arguments = {**dict(zip(parameters, values)), **named}  # noqa: B905
         with lock:
-            print(request, file=channel, flush=True)
-            answer = json.loads(answers.readline())
+            number = next(numbers)
+            # A script may give up on a call, by an alarm: it may have written a part of a line, and read one of the
+            # answer, which is still to come.
+            request = json.dumps({"call": name, "arguments": arguments, "number": number})
+            print("\n" + request, file=channel, flush=True)
+            while True:
+                line = answers.readline()
+                if not line:
+                    raise EOFError("nobody answers calls any more")
+                with contextlib.suppress(ValueError):
+                    answer = json.loads(line)
+                    if answer["number"] == number:
+                        break
         if "error" in answer:
             raise failed(answer["error"])
         return answer["value"]

@@ -11,7 +11,7 @@ import functools
 import json
 import shlex
 import stat
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,16 +99,19 @@ class _Script:
         position, rest = 0, b""
         reading: asyncio.Task[Any] | None = None
         answering: asyncio.Task[Any] | None = None
+        waiting: deque[dict[str, Any]] = deque()  # it may have given up on the calls before
         try:
             while True:
-                if reading is None:
+                if answering is None and waiting:
+                    answering = asyncio.create_task(self._answer(waiting.popleft()))
+                if reading is None and len(waiting) <= MAX_CALLS:
                     reading = asyncio.create_task(self._process.read(position, wait=30.0, limit=_READ))
                 # Both: a script that is killed, or killed itself, leaves no call of it running.
                 await asyncio.wait({reading, answering} - {None}, return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
                 if answering is not None and answering.done():
                     await self._write(answering.result())
                     answering = None
-                if not reading.done():
+                if reading is None or not reading.done():
                     continue
                 chunk, reading = reading.result(), None
                 if chunk.offset > position:
@@ -118,14 +121,17 @@ class _Script:
                 for request in map(_parsed, lines):
                     if isinstance(request.get("output"), str):
                         self._output = request["output"]
-                    elif "call" in request and answering is None:
-                        answering = asyncio.create_task(self._answer(request["call"], request.get("arguments")))
+                    elif "call" in request:
+                        waiting.append(request)
                 if chunk.exit_code is not None and not chunk.data:
                     return int(chunk.exit_code)
         finally:
             await cancel_all([task for task in (reading, answering) if task is not None])
 
-    async def _answer(self, name: Any, arguments: Any) -> dict[str, Any]:
+    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"number": request.get("number"), **await self._call(request["call"], request.get("arguments"))}
+
+    async def _call(self, name: Any, arguments: Any) -> dict[str, Any]:
         agent = agent_of_call()
         if self.calls.total() >= MAX_CALLS:
             return {"error": f"Not run: a script may make {MAX_CALLS} calls of tools."}
