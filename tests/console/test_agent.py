@@ -260,6 +260,35 @@ def test_what_the_user_adds_follows_the_next_results_or_the_answer() -> None:
         assert [message["content"] for message in result["messages"]] == ["Go.", "One.", "more", "Two."]
 
 
+TRUE = ("terminal", {"command": "true"})
+
+
+@pytest.mark.parametrize(
+    ("said", "at"),
+    [(say("Never read."), 1), (say(""), 1), (call(TRUE, ("read_file", {})), 1), (call(TRUE), 3)],
+    ids=["interrupted", "unusable", "taken back", "asked for a summary"],
+)
+def test_what_the_user_adds_waits_for_the_next_conversation_where_this_one_ends_without_it(said: Any, at: int) -> None:
+    asked: list[Any] = []
+
+    def answer(request):
+        asked.append(request["messages"])
+        if len(asked) == at:
+            agent.steer("figs too")
+            if said == say("Never read."):
+                agent.interrupt()
+        return say("Yes.") if first is not None or len(asked) == 3 == at else said
+
+    first = None
+    with agent_for(answer, max_iterations=2 if at == 3 else 9) as (agent, _):
+        first = agent.run_conversation("Go.")
+        assert "figs too" not in str(first["messages"])
+        second = agent.run_conversation("On.", conversation_history=first["messages"])
+        assert [message["content"] for message in second["messages"]][-4:] == ["On.", "Yes.", "figs too", "Yes."]
+        third = agent.run_conversation("Now.", conversation_history=second["messages"])
+        assert str(third["messages"]).count("figs too") == 1
+
+
 def test_the_sandbox_of_a_task_stays_until_it_is_cleaned_up() -> None:
     look = call(("terminal", {"command": "cat a.txt"}))
     with agent_for([TWO[0], say("."), look, say("."), look, say(".")]) as (agent, _):

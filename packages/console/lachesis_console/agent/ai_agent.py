@@ -219,10 +219,7 @@ class AIAgent:
             tool_delay=given.get("tool_delay") or 0.0,
             clarify=given.get("clarify_callback"),
         )
-        for text in self._steered:
-            session.steer(text)
-        self._steered = []
-        self._session = session
+        session.steered, self._session = self._steered, session
         if self._interrupted:  # before it began
             asyncio.get_running_loop().call_soon(session.interrupt)
         try:
@@ -230,6 +227,8 @@ class AIAgent:
         except asyncio.CancelledError:  # Ctrl-C on the thread that waits
             self._write(session, list(session.history), "interrupted", completed=False)
             raise
+        finally:
+            self._steered, self._session = session.steered, None
         self._write(session, answer.result.messages, answer.result.reason, completed=answer.completed)
         if self._iterations_left is not None:
             self._iterations_left -= answer.result.turns_used

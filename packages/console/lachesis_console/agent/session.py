@@ -145,7 +145,9 @@ class AgentSession:
         self._compression = compression
         self._clarify = clarify
         self._stop = asyncio.Event()
-        self._steered: list[str] = []
+        self.steered: list[str] = []
+        """What `steer` is still to add, in the next `run` if this one has ended."""
+        self._added: list[str] = []
         self._requests = 0
         self._ran_tools = False
 
@@ -155,7 +157,7 @@ class AgentSession:
 
     def steer(self, text: str) -> None:
         """Add a text after the next tool results, or as the next message if the model has answered before."""
-        self._steered.append(text)
+        self.steered.append(text)
 
     async def run(self, messages: Sequence[Mapping[str, Any]]) -> AgentAnswer:
         """Continue `messages`, a history or a list, which end with one of the user.
@@ -167,7 +169,7 @@ class AgentSession:
             MessageError: the messages are not a valid conversation.
         """
         self._stop.clear()
-        self._requests, self._ran_tools = 0, False
+        self._requests, self._ran_tools, self._added = 0, False, []
         playing = asyncio.create_task(self._play(messages))
         try:
             return await asyncio.shield(playing)
@@ -193,6 +195,9 @@ class AgentSession:
             loop.clarify = lambda *asked: asyncio.to_thread(guarded, ask, *asked)
         result = await loop.run(messages)
         self.history = result.history
+        taken_back = [node for left in result.history.discarded if not left.edit for node in left.nodes]
+        texts = "\n".join(str(node.message.content) for node in taken_back if node.message.role == "tool")
+        self.steered[:0] = [said for said in self._added if STEERED.format(text=said) in texts]
         if result.outcome is Outcome.MAX_TURNS and self._stop.is_set():
             result.error = AgentInterrupted()
         elif result.outcome is Outcome.MAX_TURNS:
@@ -260,9 +265,9 @@ class AgentSession:
         return task.result()
 
     async def _said_meanwhile(self, _: MessageHistory) -> str | None:
-        if not self._steered or self._stop.is_set():
+        if not self.steered or self._stop.is_set():
             return None
-        said, self._steered = "\n\n".join(self._steered), []
+        said, self.steered = "\n\n".join(self.steered), []
         return said
 
     async def _execute(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
@@ -271,8 +276,9 @@ class AgentSession:
                 await asyncio.wait_for(self._stop.wait(), self._tool_delay)
         self._ran_tools = True
         results = await in_turn(calls, self._calls.registry, self._run)
-        if self._steered:
-            said, self._steered = "\n\n".join(self._steered), []
+        if self.steered:
+            said, self.steered = "\n\n".join(self.steered), []
+            self._added.append(said)
             last = results[-1]
             results[-1] = replace(last, content=f"{last.content}\n\n{STEERED.format(text=said)}")
         return results
