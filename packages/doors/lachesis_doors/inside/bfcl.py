@@ -95,6 +95,7 @@ def tool(function, language):
                 kind,
             )
             parameters["properties"][name] = {"type": "string", "description": said.strip()}
+    parameters["additionalProperties"] = False
     return {"name": name_of(function["name"]), "description": function["description"], "parameters": parameters}
 
 
@@ -123,7 +124,6 @@ class Once:
 
     def __init__(self, guest, row):
         self.guest, self.row = guest, row
-        self.calls = []
         self.prompt = row["question"][0]
         self.solution = [{"calls": [self.example(answer) for answer in row["ground_truth"] or ()]}]
         if guest.category == "live_relevance":  # any call is right, and the rows have none
@@ -149,19 +149,18 @@ class Once:
         return None
 
     def call(self, name, arguments):
-        self.calls.append({name: arguments})
         return {"text": "noted", "done": False}
 
     def score(self, messages):
         category = self.guest.category
-        if "irrelevance" in category:
-            return {"reward": float(not self.calls)}
-        if "relevance" in category:
-            return {"reward": float(bool(self.calls))}
-        language = Language[(self.guest.language or "Python").upper()]
         # One message holds all calls: those after it saw answers that BFCL never gives. They are read there, for a loop
-        # may run a call only once that stands there twice, which is right in some rows.
+        # may run a call only once that stands there twice, which is right in some rows, or refuse its arguments.
         calls = next((message["tool_calls"] for message in messages if message.get("tool_calls")), ())
+        if "irrelevance" in category:
+            return {"reward": float(not calls)}
+        if "relevance" in category:
+            return {"reward": float(bool(calls))}
+        language = Language[(self.guest.language or "Python").upper()]
         made = [{call["function"]["name"]: read(call["function"]["arguments"])} for call in calls]
         found = ast_checker(self.row["function"], made, self.row["ground_truth"], language, category, "model")
         return {"reward": float(found["valid"])}
@@ -254,7 +253,10 @@ class Turns:
     def call(self, name, arguments):
         if any(name in names and self.turn < turn for turn, names in self.held.items()):
             return {"error": "not there yet", "text": "There is no function %s yet." % name}
-        self.calls[-1].append("%s(%s)" % (name, ", ".join("%s=%r" % pair for pair in arguments.items())))
+        try:
+            self.calls[-1].append(self.written(name, arguments))
+        except ValueError as error:
+            return {"error": "the arguments do not fit", "text": str(error)}
         try:
             result = self.methods[name](**arguments)
         except Exception as error:
@@ -262,6 +264,23 @@ class Turns:
         if isinstance(result, dict):
             result = json.dumps(result, default=str)
         return {"text": str(result)}
+
+    def written(self, name, arguments):
+        """A call as BFCL evaluates it: as Python, with all that this process can do. So nothing may stand there but a
+        function of the row, and literals for arguments of its schema. Raises ValueError for anything else."""
+        if name not in self.orders:
+            raise ValueError("There is no function %s; there are %s." % (name, ", ".join(sorted(self.orders))))
+        unknown = [each for each in arguments if each not in self.orders[name]]
+        if unknown:
+            allowed = ", ".join(self.orders[name]) or "none"
+            raise ValueError("%s has no argument %s; it has %s." % (name, ", ".join(unknown), allowed))
+        try:
+            text = "%s(%s)" % (name, ", ".join("%s=%r" % pair for pair in arguments.items()))
+            if self.read(text) == {"name": name, "arguments": arguments}:
+                return text
+        except (ValueError, AttributeError, SyntaxError, RecursionError, MemoryError):
+            pass
+        raise ValueError("%s takes text, finite numbers, true, false, null, and lists and objects of these." % name)
 
     def score(self, messages):
         model = "lachesis%d" % next(_numbers)

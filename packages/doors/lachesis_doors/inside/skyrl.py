@@ -8,9 +8,17 @@ import json
 
 import skyrl_gym
 
+RUN_CODE = ("lcb", "rlm")
+"""Environments that run the agent's Python code here, where it can read files, and change scores."""
+
 
 class Guest:
-    def __init__(self, target, rows, **arguments):
+    def __init__(self, target, rows, run_code=False, **arguments):
+        if target in RUN_CODE and run_code is not True:
+            raise ValueError(
+                "%s runs the agent's code on this machine, outside of any sandbox. Next step: add &run_code=true "
+                "where nothing is worth protecting, such as in a container" % target
+            )
         self.target, self.arguments = target, arguments
         with open(rows, encoding="utf-8") as file:
             self.rows = [json.loads(line) for line in file if line.strip()]
