@@ -19,7 +19,7 @@ from tests.support.scripted_server import call, say
 from tests.support.small_envs import lines, make, process, rollouts
 
 SCRIPT = """
-import os, sys
+import os, sys, time
 print("a guest that prints while it is imported")
 
 class Guest:
@@ -51,6 +51,8 @@ class Sum:
             error = ConnectionError("the board is far away")
             error.lost = True
             raise error
+        if self.guest.fails == "stalls" and self.number == 0:
+            time.sleep(3600)
         if self.guest.fails == "killed" and not os.path.exists("killed"):
             open("killed", "w").close()
             os.kill(os.getpid(), 9)
@@ -260,6 +262,35 @@ async def test_a_guest_that_ends_between_two_items_is_started_for_the_next(tmp_p
         await env.teardown()
 
 
+async def test_a_call_that_stalls_the_guest_costs_no_other_rollout_its_score(tmp_path: Path, door: Any) -> None:
+    """The time for which others wait is not their agents', though longer than these have."""
+    limits = {"setup_timeout": 2.0, "reward_timeout": 2.0, "rollout_timeout": 1.0, "max_infra_retries": 2}
+
+    def model(request: dict[str, Any]) -> Any:
+        return call(("add", {"by": 3 if request["messages"][0]["content"] == "Make 3." else 2}))
+
+    async with asyncio.timeout(60):
+        result = await play(
+            door("sums:easy?fails=stalls&size=3"), tmp_path, model, total_steps=3, group_size=1, **limits
+        )
+    found = rollouts(result.files.groups)
+    assert [each["outcome"] for each in found] == ["completed", "completed"], found
+    (stalled,) = rollouts(result.files.failures)
+    assert stalled["unscored_kind"] == "environment" and "kept all others waiting" in stalled["traceback"]
+
+
+async def test_a_guest_that_stalls_between_two_items_is_started_for_the_next(tmp_path: Path, door: Any) -> None:
+    env = make(door("sums:easy"), "http://127.0.0.1:9/v1", tmp_path, setup_timeout=3.0)
+    await env.setup()
+    try:
+        assert (await env.get_next_item())["item"] == {"number": 0}
+        os.kill(env._guest._process.pid, signal.SIGSTOP)
+        async with asyncio.timeout(30):
+            assert (await env.get_next_item())["item"] == {"number": 1}
+    finally:
+        await env.teardown()
+
+
 async def test_an_environment_that_cannot_be_loaded_is_named_before_the_first_rollout(
     tmp_path: Path, door: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,7 +347,7 @@ def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(
 # --- a guest that does not behave
 
 HABITS = """
-import json, os, subprocess, sys, time
+import asyncio, json, os, subprocess, sys, time
 
 class Guest:
     size = None
@@ -342,6 +373,12 @@ class Session:
                 sys.stderr.write("." * 1_000_000)
         if text == "reads":
             return {"text": sys.stdin.read() + subprocess.run(["cat"], stdout=subprocess.PIPE).stdout.decode()}
+        if text == "stalls":
+            time.sleep(3600)
+        if text == "naps":
+            time.sleep(0.3)
+        if text == "waits":
+            return self.waits()
         if text == "exits":
             sys.exit("done for")
         if text == "circle":
@@ -360,6 +397,9 @@ class Session:
             sys.stderr.flush()
             os._exit(7)
         return {"text": str(self.count)}
+    async def waits(self):
+        await asyncio.sleep(2.5)
+        return {"text": "waited"}
 """
 
 
@@ -368,7 +408,41 @@ def habits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "habits.py"
     script.write_text(HABITS)
-    return lambda **arguments: GuestProcess(sys.executable, script, "all", arguments)
+    return lambda patience=240.0, **arguments: GuestProcess(sys.executable, script, "all", arguments, patience=patience)
+
+
+async def test_a_guest_that_answers_nothing_is_killed_and_who_keeps_it_is_named(habits: Any) -> None:
+    guest = habits(patience=1.0)
+    try:
+        for waits in (True, False):
+            await guest.start()
+            for name in ("one", "two"):
+                await guest.call("open", name, item=None)
+            stalled = asyncio.create_task(guest.call("act", "one", text="stalls"))
+            await asyncio.sleep(0.1)
+            if not waits:  # its rollout ended; what is asked for it then fails as it did
+                stalled.cancel()
+                stalled = asyncio.create_task(guest.call("close", "one"))
+            other = asyncio.create_task(guest.call("act", "two", text=""))
+            async with asyncio.timeout(30):
+                with pytest.raises(GuestError, match="did not end in 1 s and kept all others waiting"):
+                    await stalled
+                with pytest.raises(GuestLost, match="killed by signal 9 after 1 s in which it answered nothing"):
+                    await other
+    finally:
+        await guest.close()
+
+
+async def test_a_guest_that_is_slow_or_waits_is_not_killed(habits: Any) -> None:
+    guest = habits(patience=1.0)
+    await guest.start()
+    try:
+        await guest.call("open", "one", item=None)
+        assert (await guest.call("act", "one", text="waits"))["text"] == "waited"
+        naps = [guest.call("act", "one", text="naps") for _ in range(6)]
+        assert [each["text"] for each in await asyncio.gather(*naps)] == [str(number) for number in range(2, 8)]
+    finally:
+        await guest.close()
 
 
 async def test_a_guest_may_flood_its_outputs_and_read_its_input(habits: Any) -> None:

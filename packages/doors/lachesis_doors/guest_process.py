@@ -12,11 +12,13 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from backends.errors import BackendError, LachesisError
+from lachesis_tools.tool_session import waiting
 
 INSIDE = Path(__file__).with_name("inside")
 """The scripts that run in guests."""
@@ -26,6 +28,8 @@ _LOADING = 900.0
 """Seconds that a guest has to load its environment."""
 _ENDING = 5.0
 """Seconds that a guest has to end when its input is closed."""
+_PINGS = 10
+"""As often, a guest is asked whether it is there, before it is given up."""
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _LAST_WORDS = 4000
 """Bytes of standard error that are kept for messages."""
@@ -68,20 +72,40 @@ def broken_answers(source: str) -> Iterator[None]:
         raise GuestLost(f"{source} answers in another form: {type(error).__name__}: {error}") from error
 
 
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(frozen=True)
+class _Call:
+    session: str | None
+    begun: asyncio.Future[Any] = field(default_factory=_future)
+    """Others may keep the guest busy until then."""
+    answer: asyncio.Future[Any] = field(default_factory=_future)
+
+
 class GuestProcess:
     """Calls into a guest. Any number may be under way at once; the guest decides what runs at once there."""
 
-    def __init__(self, python: str, script: Path, target: str, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self, python: str, script: Path, target: str, arguments: Mapping[str, Any], *, patience: float = 240.0
+    ) -> None:
         """
         Args:
             python: the interpreter.
             script: a file with a class `Guest`; see docs/doors.md.
             target: the environment's name, with `arguments`: for the guest's own code.
+            patience: seconds for which one call may keep the guest from answering anything. Then the process is killed.
         """
         self.name = f"{script.stem}:{target}"
         self._command = [python, str(INSIDE / "host.py"), str(script), target, json.dumps(arguments)]
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._calls: dict[int, _Call] = {}
+        """Without an answer yet, also those for which nobody waits any more."""
+        self._patience = patience
+        self._watching: asyncio.Task[None] | None = None
+        self._answers = 0
+        self._gave_up = ""
         self._last_words = b""
         self._process: asyncio.subprocess.Process | None = None
         self._reading: list[asyncio.Task[None]] = []
@@ -110,7 +134,7 @@ class GuestProcess:
                 )
             except OSError as error:
                 raise GuestLost(f"{self.name}: cannot start {self._command[0]}: {error.strerror or error}") from error
-            self._last_words = b""
+            self._last_words, self._gave_up = b"", ""
             self._reading = [asyncio.create_task(self._read()), asyncio.create_task(self._listen())]
             loaded, failed = False, None
             try:
@@ -125,6 +149,7 @@ class GuestProcess:
                     await self._kill()
             if failed is not None:
                 raise self._not_loaded(failed)
+            self._watching = asyncio.create_task(self._watch())
 
     def _not_loaded(self, error: GuestError) -> NotLoaded:
         """With the first words of what the guest raised: some packages raise a page."""
@@ -145,7 +170,7 @@ class GuestProcess:
         """What the guest's method returns.
 
         Raises:
-            GuestError: it raised something.
+            GuestError: it raised something, or did not end and was all that ran there, so the process had to be killed.
             GuestLost: the process has ended.
         """
         if self._process is None or self._process.returncode is not None:
@@ -154,15 +179,17 @@ class GuestProcess:
 
     async def _ask(self, request: Mapping[str, Any]) -> Any:
         assert self._process is not None and self._process.stdin is not None
-        number = next(self._numbers)
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        number, call = next(self._numbers), _Call(request.get("session"))
+        self._calls[number] = call
         try:
             with contextlib.suppress(ConnectionError):  # the end of its output says more
                 self._process.stdin.write(json.dumps({"id": number, **request}).encode() + b"\n")
                 await self._process.stdin.drain()
-            found = await answer
+            with waiting():  # for others, whose doing is not the agent's
+                await asyncio.wait({call.begun, call.answer}, return_when=asyncio.FIRST_COMPLETED)
+            found = await call.answer
         finally:
-            self._waiting.pop(number, None)
+            call.answer.cancel()
         if "error" not in found:
             return found["value"]
         said = f"{self.name}: {found['kind']}: {found['error']}"
@@ -176,8 +203,14 @@ class GuestProcess:
         with contextlib.suppress(ValueError, ConnectionError):  # a line over the limit ends it
             async for line in process.stdout:
                 found = json.loads(line)
-                if (waiting := self._waiting.get(found["id"])) is not None and not waiting.done():
-                    waiting.set_result(found)
+                self._answers += 1
+                if (call := self._calls.get(found["id"])) is None:  # a ping
+                    continue
+                if "begun" not in found:
+                    del self._calls[found["id"]]
+                waited_for = call.begun if "begun" in found else call.answer
+                if not waited_for.done():
+                    waited_for.set_result(found)
         # Not killed at once: that would look whether it has ended, and asyncio would not learn how.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), _ENDING)
@@ -185,9 +218,38 @@ class GuestProcess:
             process.kill()
         await process.wait()
         await asyncio.wait(self._reading[1:], timeout=1)
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(GuestLost(self._ended()))
+        self._fail(self._calls.values(), GuestLost, self._ended())
+        self._calls.clear()
+
+    @staticmethod
+    def _fail(calls: Iterable[_Call], kind: type[Exception], said: str) -> None:
+        for call in calls:
+            if not call.answer.done():
+                call.answer.set_exception(kind(said))
+
+    async def _watch(self) -> None:
+        """Kill the process once it answers nothing at all, not even a ping, while calls wait.
+
+        Looks are counted and not seconds: where this process was late itself, the answers are there to be read.
+        """
+        process = self._process
+        assert process is not None and process.stdin is not None
+        silent, answers = 0, self._answers
+        while silent < _PINGS:
+            if process.returncode is not None:
+                return
+            with contextlib.suppress(ConnectionError, RuntimeError):
+                process.stdin.write(b'{"id": null, "call": "ping"}\n')
+            await asyncio.sleep(self._patience / _PINGS)
+            silent = silent + 1 if self._calls and self._answers == answers else 0
+            answers = self._answers
+        self._gave_up = f" after {self._patience:g} s in which it answered nothing"
+        running = [call for call in self._calls.values() if call.begun.done()]
+        if len(running) == 1:  # of several, nobody knows which it was
+            said = f"{self.name}: a call did not end in {self._patience:g} s and kept all others waiting"
+            own = (call for call in self._calls.values() if call.session == running[0].session)
+            self._fail(own, GuestError, said)
+        self._kill_group()
 
     async def _listen(self) -> None:
         assert self._process is not None and self._process.stderr is not None
@@ -200,7 +262,7 @@ class GuestProcess:
             "is not started" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
         )
         said = self._last_words.decode(errors="replace").strip()
-        return f"{self.name}: its process {how}{': ' + said[-1000:] if said else ''}"
+        return f"{self.name}: its process {how}{self._gave_up}{': ' + said[-1000:] if said else ''}"
 
     async def close(self) -> None:
         """End the process, with everything that it started."""
@@ -214,11 +276,17 @@ class GuestProcess:
 
     async def _kill(self) -> None:
         assert self._process is not None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._watching is not None:
+            self._watching.cancel()
+        self._kill_group()
         # What left the process group may hold the pipes open.
         _, open_still = await asyncio.wait(self._reading, timeout=_ENDING)
         for task in open_still:
             task.cancel()
         if open_still:
             self._process._transport.close()  # type: ignore[attr-defined]  # asyncio has no public way
+
+    def _kill_group(self) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)

@@ -71,7 +71,8 @@ class ProcessEnv(DoorEnv):
     async def setup(self) -> None:
         await super().setup()
         python = interpreter(self.scheme, self.package)
-        self._guest = GuestProcess(python, self.script, self.target, self.arguments)
+        patience = PATIENCE * min(self.config.setup_timeout, self.config.reward_timeout)
+        self._guest = GuestProcess(python, self.script, self.target, self.arguments, patience=patience)
         await self._guest.start()
         self.step_rewards = self._guest.about["rewards"]
         sessions = self._guest.about["sessions"]
@@ -86,10 +87,19 @@ class ProcessEnv(DoorEnv):
         return found
 
     async def item_at(self, number: int) -> tuple[Any, Sequence[Mapping[str, Any]]] | None:
+        try:
+            return await self._item(number)
+        except GuestLost:  # others may have held it up until it was killed
+            return await self._item(number)
+
+    async def _item(self, number: int) -> tuple[Any, Sequence[Mapping[str, Any]]] | None:
         await self._guest.start()  # again, if it was killed
         if (size := self._guest.about["size"]) is not None and number >= size:
             return None
-        found = await self._guest.call("item", number=number)
+        try:
+            found = await asyncio.wait_for(self._guest.call("item", number=number), self.config.setup_timeout)
+        except TimeoutError:
+            raise GuestLost(f"{self._guest.name}: no item {number} after setup_timeout") from None
         return found["item"], found.get("tools") or ()
 
     @asynccontextmanager

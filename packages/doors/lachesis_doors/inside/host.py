@@ -3,7 +3,8 @@
 python host.py SCRIPT TARGET ARGUMENTS
 
 Standard library only, for Python 3.8 and later. SCRIPT is a module of this folder with a class `Guest`. A request is
-`{"id", "call", "session", "with"}`; the answer is `{"id", "value"}` or `{"id", "error", "kind", "traceback"}`.
+`{"id", "call", "session", "with"}`; the answer is `{"id", "value"}` or `{"id", "error", "kind", "traceback"}`, after
+`{"id", "begun"}` when it is its turn. A `ping` has no `id`, and no answer but that.
 Whatever the guest prints goes to standard error. The process ends with its standard input.
 """
 
@@ -30,18 +31,22 @@ class GuestHost:
         self.sessions = {}
 
     async def serve(self, request):
+        self.say({"id": request["id"], "begun": True})
+        if request["call"] == "ping":
+            return
         try:
             answer = {"value": await self.value_of(request)}
         except (Exception, SystemExit) as error:
             kind = "lost" if getattr(error, "lost", False) else type(error).__name__
             answer = {"error": str(error) or repr(error), "kind": kind, "traceback": traceback.format_exc()}
         try:
-            line = json.dumps({"id": request["id"], **answer}, default=plain)
+            self.say({"id": request["id"], **answer})
         except Exception as error:
-            line = json.dumps(
-                {"id": request["id"], "error": "not JSON: %r" % error, "kind": "TypeError", "traceback": ""}
-            )
-        self.answers.write(line.encode() + b"\n")
+            self.say({"id": request["id"], "error": "not JSON: %r" % error, "kind": "TypeError", "traceback": ""})
+
+    def say(self, answer):
+        line = json.dumps(answer, default=plain).encode()
+        self.answers.write(line + b"\n")
         self.answers.flush()
 
     async def value_of(self, request):
