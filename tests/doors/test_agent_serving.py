@@ -145,6 +145,30 @@ async def test_what_breaks_is_masked_with_its_reason(tmp_path: Path, answer: Any
     assert Halves.open_sessions == 0
 
 
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"generation_log_probs": [0.0]}, "2 token ids, but 1 logprobs"),
+        ({"generation_log_probs": [-0.1, float("nan")]}, "logprob of sampled token 1 is nan"),
+        ({"generation_log_probs": [-0.1, 5.0]}, "logprob of sampled token 1 is 5.0"),
+        ({"generation_log_probs": None}, "no token ids or no logprobs"),
+        ({"generation_token_ids": [10, True]}, "True is not a token id"),
+        ({"generation_token_ids": [10, -1]}, "-1 is not a token id"),
+        ({"prompt_token_ids": "12"}, "no prompt_token_ids"),
+        ({"prompt_token_ids": []}, "no prompt_token_ids"),
+        ({"prompt_token_ids": [1, "2"]}, "'2' is not a token id"),
+    ],
+)
+async def test_tokens_that_cannot_be_are_a_failure_of_the_model_server(
+    tmp_path: Path, wrong: dict[str, Any], why: str
+) -> None:
+    server = ScriptedServer(lambda request: {**halving(request), **wrong})
+    async with server as model, gym(tmp_path, config(model), max_infra_retries=0) as run:
+        _, found = await run(0)
+    assert (found["mask_sample"], found["reward"]) == (True, 0.0) and found["failure_kind"].startswith("transport")
+    assert why in found["failure_reason"] and tokens_of(found) == []
+
+
 async def test_a_row_without_a_task_and_a_wrong_setting_are_refused(tmp_path: Path) -> None:
     async with ScriptedServer([401]) as model, gym(tmp_path, config(model)) as run:
         assert (await run(9))[0] == (await run("one"))[0] == 422

@@ -15,13 +15,17 @@ from lachesis.runs.model_servers import settings_of, start_servers
 from lachesis.runs.reference_policy import ReferencePolicy
 from lachesis.settings.server_settings import ServerConfig, needs_start, plays_reference, token_engine
 from lachesis_client import OpenAIServer, Router
+from lachesis_client.errors import BadResponse
 from lachesis_client.http_client import HttpAnswer
 from lachesis_client.model_server import ModelServer, tracks_tokens
 from lachesis_messages.messages import Message
 from lachesis_messages.responses import ChatResponse, as_message
+from lachesis_tokens.engines.checks import checked_completion, checked_ids
 
 TOKEN_FIELDS: Final = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 """Of an answer of NeMo Gym's model servers. They take them back with the message, to continue these very tokens."""
+
+_CHECK_TOKENS: Final = "it has to report all tokens of a completion, or none: look at return_token_id_information"
 
 
 class Policies:
@@ -98,9 +102,15 @@ class _TokenChat(OpenAIServer):
         finally:
             _said.reset(token)
         said = answers[-1]["choices"][0]["message"]
-        if any(said.get(name) is None for name in TOKEN_FIELDS):
+        prompt, ids, logprobs = values = [said.get(name) for name in TOKEN_FIELDS]
+        if all(value is None for value in values):
             return response
-        return replace(response, message=replace(response.message, extra={name: said[name] for name in TOKEN_FIELDS}))
+        url = self.settings.base_url  # nobody else reads what a trainer gets
+        if not isinstance(prompt, list) or not prompt:
+            raise BadResponse(url, "a completion with tokens has no prompt_token_ids", _CHECK_TOKENS)
+        ids, logprobs = checked_completion(url, ids, logprobs, _CHECK_TOKENS)
+        values = [checked_ids(url, prompt, _CHECK_TOKENS), ids, logprobs]
+        return replace(response, message=replace(response.message, extra=dict(zip(TOKEN_FIELDS, values, strict=True))))
 
     def _plain(self, message: Message | Mapping[str, Any]) -> dict[str, Any]:
         """As NeMo Gym's servers take it, which refuse fields that they do not know."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from lachesis_client.errors import BadResponse
 
@@ -25,13 +25,19 @@ def checked_completion(server: str, ids: object, logprobs: object, next_step: st
     if len(ids) != len(logprobs):
         reason = f"a completion has {len(ids)} token ids, but {len(logprobs)} logprobs"
         raise BadResponse(server, reason, next_step)
+    checked_ids(server, ids, next_step)
+    if set(map(type, logprobs)) - {float} or not math.isfinite(sum(logprobs)) or _out_of_range(logprobs):
+        logprobs = [_logprob(server, value, position) for position, value in enumerate(logprobs)]
+    return ids, logprobs
+
+
+def checked_ids(server: str, ids: list[Any], next_step: str) -> list[int]:
+    """Raises BadResponse for what is not a token id."""
     # Whole lists at a time: a loop over 32k tokens would block the event loop for milliseconds.
     if set(map(type, ids)) - {int} or (ids and not 0 <= min(ids) <= max(ids) < 1 << 32):
         wrong = next(token for token in ids if type(token) is not int or not 0 <= token < 1 << 32)
         raise BadResponse(server, f"{wrong!r} is not a token id", next_step)
-    if set(map(type, logprobs)) - {float} or not math.isfinite(sum(logprobs)) or _out_of_range(logprobs):
-        logprobs = [_logprob(server, value, position) for position, value in enumerate(logprobs)]
-    return ids, logprobs
+    return ids
 
 
 def _logprob(server: str, value: object, position: int) -> float:
