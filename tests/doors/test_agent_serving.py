@@ -169,6 +169,28 @@ async def test_tokens_that_cannot_be_are_a_failure_of_the_model_server(
     assert why in found["failure_reason"] and tokens_of(found) == []
 
 
+async def test_an_answer_says_nothing_of_an_earlier_attempt_of_its_row(tmp_path: Path) -> None:
+    earlier = {"failure_kind": "provider_unavailable", "failure_reason": "gone", "mask_sample": True, "reward": 0.0}
+    earlier |= {"tokens_left_out": 500, "policy_versions": [[7, 0, 1]], "reward_components": {"old": 1.0}}
+    async with (
+        ScriptedServer(halving) as model,
+        serving("nemogym", Halves, tmp_path, config(model), enabled_toolsets=[]) as service,
+        aiohttp.ClientSession() as http,
+    ):
+        row = {"split": "train", "index": 1, "responses_create_params": {"input": []}, "own": 1, **earlier}
+        async with http.post(f"{service.root_url}/run", json=row) as response:
+            found = await response.json()
+        assert (found["own"], found["reward"], found["mask_sample"]) == (1, 0.5, False)
+        assert "old" not in found["reward_components"]
+        assert not found.keys() & {"failure_kind", "failure_reason", "tokens_left_out", "policy_versions"}
+        for rows in ([{}], [{"reward": "1"}], [{"reward": 1.0, "tokens_left_out": "5"}], [1], {"reward": 1.0}):
+            async with http.post(f"{service.root_url}/aggregate_metrics", json={"verify_responses": rows}) as response:
+                assert response.status == 422, rows
+        both = [found, {"mask_sample": True}]
+        async with http.post(f"{service.root_url}/aggregate_metrics", json={"verify_responses": both}) as response:
+            assert (await response.json())["agent_metrics"] == {"masked": 1, "mean/reward": 0.5}
+
+
 async def test_a_row_without_a_task_and_a_wrong_setting_are_refused(tmp_path: Path) -> None:
     async with ScriptedServer([401]) as model, gym(tmp_path, config(model)) as run:
         assert (await run(9))[0] == (await run("one"))[0] == 422

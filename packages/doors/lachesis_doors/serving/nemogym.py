@@ -34,6 +34,18 @@ _FAILURES: Final = {
 }
 """NeMo Gym's `failure_kind` for `Rollout.unscored_kind`."""
 
+_WRITTEN: Final = (
+    "response",
+    "reward",
+    "mask_sample",
+    "reward_components",
+    "tokens_left_out",
+    "policy_versions",
+    "failure_kind",
+    "failure_reason",
+)
+"""What `verified` may say of a rollout. A row may be the answer to an earlier attempt, which had its own."""
+
 
 class NeMoGymService(WebService):
     title = "the NeMo Gym agent server"
@@ -79,11 +91,14 @@ class NeMoGymService(WebService):
             raise refused(503, str(error)) from error
         except LachesisError as error:  # a setting, which no other row changes
             raise refused(500, str(error)) from error
-        return json_response({**body, **verified(asked, group, self._host.on_branches)})
+        row = {name: value for name, value in body.items() if name not in _WRITTEN}
+        return json_response({**row, **verified(asked, group, self._host.on_branches)})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         """Of the rows that have a score."""
-        rows = (await body_of(request)).get("verify_responses") or ()
+        rows = (await body_of(request)).get("verify_responses") or []
+        if not isinstance(rows, list) or not all(map(_is_answer, rows)):
+            raise refused(422, "verify_responses are answers of /run: each has a reward, which is a number")
         scored = [row for row in rows if not row.get("mask_sample")]
         found: dict[str, float] = {"masked": len(rows) - len(scored)}
         if left_out := sum(row.get("tokens_left_out") or 0 for row in scored):
@@ -91,6 +106,13 @@ class NeMoGymService(WebService):
         if scored:
             found["mean/reward"] = statistics.fmean(row["reward"] for row in scored)
         return json_response({"group_level_metrics": [], "agent_metrics": found, "key_metrics": found})
+
+
+def _is_answer(row: Any) -> bool:
+    if not isinstance(row, dict):
+        return False
+    numbers = [row.get("tokens_left_out") or 0, *([] if row.get("mask_sample") else [row.get("reward")])]
+    return all(type(each) in (int, float) for each in numbers)
 
 
 def verified(asked: Mapping[str, Any], group: PlayedGroup, on_branches: OnBranches = "error") -> dict[str, Any]:
