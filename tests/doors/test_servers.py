@@ -101,11 +101,20 @@ class Ors:
             answer = {"ok": False, "error": "a number is missing", "reason": "input_validation"}
         else:
             right = body["input"]["number"] == self.sessions[session]
-            output = {"blocks": [{"type": "text", "text": "right" if right else "wrong" * 3000}], "metadata": None}
-            odd = {"finished": {"finished": "false"}, "reward": {"reward": "1.0"}}.get(self.habit, {})
-            answer = {"ok": True, "output": {**output, "reward": 1.0 if right else -0.25, "finished": right, **odd}}
+            text = "right" if right else "wrong" * 3000
+            habits: dict[str, dict[str, Any]] = {
+                "finished": {"finished": "false"},
+                "reward": {"reward": "1.0"},
+                "large": {"reward": 10**400},
+                "unpaid": {"reward": None},
+            }
+            output: dict[str, Any] = {"blocks": [{"type": "text", "text": text}], "metadata": None}
+            output |= {"reward": 1.0 if right else -0.25, "finished": right, **habits.get(self.habit, {})}
+            answer = {"ok": "false" if self.habit == "ok" else True, "output": output}
         said = json.dumps(answer)
         chunks = [said[at : at + 4096] for at in range(0, len(said), 4096)]
+        if self.habit == "deep":
+            return await events(request, ("end", "[" * 100_000))
         if self.habit == "half":
             return await events(request, ("chunk", chunks[0][:20]), ("end", ""))
         if self.habit == "breaks":
@@ -156,6 +165,10 @@ async def test_ors_says_that_a_call_is_wrong_or_that_the_episode_has_ended(tmp_p
         ("breaks", "infra_error", 2, "the stream broke off"),
         ("finished", "infra_error", 2, "'false' stands for the end of the episode"),
         ("reward", "infra_error", 2, "the reward is '1.0', and not a number"),
+        ("large", "infra_error", 2, "answers in another form: OverflowError"),
+        ("deep", "infra_error", 2, "answers in another form: RecursionError"),
+        ("ok", "infra_error", 2, "`ok` is 'false', and neither true nor false"),
+        ("unpaid", "environment", 1, "gave no reward for any step"),
         ("error", "environment", 1, "the environment fell over"),
     ],
 )
@@ -164,7 +177,7 @@ async def test_ors_that_fails_gives_no_score(tmp_path: Path, habit: str, kind: s
     async with served(server.app) as host:
         (each,) = rollouts((await play(f"ors:http://{host}/numbers", tmp_path, guesses(5))).files.failures)
     assert (each["reward"], each["unscored_kind"], each["attempts"]) == (None, kind, attempts)
-    assert said in each["reason"]
+    assert said in each["reason"] + (each["traceback"] or "")
     assert server.sessions == {}
 
 
@@ -230,6 +243,10 @@ class OpenEnv:
             await socket.send_json(observed({"tools": [{"name": "words.say", "input_schema": WORDS}]}))
         elif self.habit == "breaks":
             return False
+        elif self.habit in ("unpaid", "large"):
+            await socket.send_json(observed("?", 10**400 if self.habit == "large" else None, done=True))
+        elif self.habit == "deep":
+            await socket.send_str("[" * 100_000)
         elif self.habit == "half":
             await socket.send_str('{"type": "observation", "da')
         elif self.habit == "other form of steps":
@@ -303,6 +320,9 @@ async def test_openenv_that_does_not_reach_a_tool_gives_no_score(tmp_path: Path)
         ("state", "infra_error", "no observation with `done`, but"),
         ("no done", "infra_error", "no observation with `done`, but"),
         ("done", "infra_error", "'false' stands for the end of the episode"),
+        ("deep", "infra_error", "answers in another form: RecursionError"),
+        ("large", "infra_error", "answers in another form: OverflowError"),
+        ("unpaid", "environment", "gave no reward for any step"),
         ("error", "environment", "it fell over"),
     ],
 )
@@ -310,7 +330,7 @@ async def test_openenv_that_fails_gives_no_score(tmp_path: Path, habit: str, kin
     async with served(OpenEnv(habit).app) as host:
         (each,) = rollouts((await play(f"openenv:ws://{host}", tmp_path, speaks("step"))).files.failures)
     assert (each["reward"], each["unscored_kind"]) == (None, kind)
-    assert said in each["reason"]
+    assert said in each["reason"] + (each["traceback"] or "")
 
 
 async def test_openenv_pays_with_booleans_too(tmp_path: Path) -> None:

@@ -375,6 +375,9 @@ async def test_mcp_what_breaks_is_an_error_and_an_ended_session_frees_its_place(
                     pass
             with pytest.raises(McpLost, match=r"no score \(infra_error\)"):
                 await client.ask("tools/call", {"name": "guess", "arguments": {"number": 0}})
+            end = await client.ask("resources/read", {"uri": "lachesis://reward"})
+            end = json.loads(end["contents"][0]["text"])
+            assert (end["done"], end["reward"]) == (True, None) and "infra_error" in end["error"]
             assert Numbers.open_sessions == 0
         async with mcp(f"{url}/mcp/train/0") as client:
             assert Numbers.open_sessions == 1
@@ -629,3 +632,29 @@ async def test_our_own_doors_play_what_we_serve(tmp_path: Path) -> None:
             result = await process(door, tmp_path / standard, halves, **chosen)
         found = rollouts(result.files.groups)
         assert sorted(each["reward"] for each in found) == [0.5, 0.75]
+
+
+@pytest.mark.parametrize(("standard", "path", "status"), [("ors", "/numbers/num_tasks", 422), ("mcp", "/mcp", 400)])
+async def test_what_cannot_be_read_is_refused(tmp_path: Path, standard: str, path: str, status: int) -> None:
+    unknown = {"Content-Type": "application/json; charset=klingon"}
+    async with served(standard, Numbers, tmp_path) as url, aiohttp.ClientSession() as http:
+        async with http.post(f"{url}{path}", data="{}", headers=unknown) as response:
+            assert response.status == status
+        if standard == "mcp":
+            asked = {"jsonrpc": "2.0", "id": 1, "method": "initialize"}
+            async with http.post(f"{url}/mcp/train/{'9' * 5000}", json=asked) as response:
+                assert response.status == 404
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+async def test_events_are_read_whatever_ends_their_lines(end: str, size: int) -> None:
+    said = "\ufeffevent: end\ndata: one\ndata: tw\u00f6\n\n: ping\n\ndata: \ufeffthree\n\n".replace("\n", end).encode()
+
+    class Stream:
+        async def iter_any(self) -> AsyncIterator[bytes]:
+            for at in range(0, len(said), size):
+                yield said[at : at + size]
+
+    stream: Any = Stream()
+    assert [each async for each in named_events(stream)] == [("end", "one\ntw\u00f6"), ("message", "\ufeffthree")]

@@ -24,7 +24,7 @@ from lachesis import (
 )
 from lachesis.cli.environment_classes import read_target
 from lachesis.rewards.reward import scored_by_steps
-from lachesis_doors.guest_process import broken_answers
+from lachesis_doors.guest_process import GuestError, broken_answers
 from lachesis_messages.responses import ChatResponse, Node
 from lachesis_tools import ToolSession
 from lachesis_tools.function_names import function_name
@@ -64,6 +64,28 @@ class DoorSession(Protocol):
         ours may be there, or a summary. Without `reward`, the rewards of the steps are the score.
         """
         ...
+
+
+class PaidSession:
+    """Of a session whose server pays with each step. One that it ended without ever paying has no score: nothing says
+    that 0.0 is meant."""
+
+    solution = None
+    _paid = _ended = False
+
+    def paid(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Each answer to a call passes here."""
+        self._paid |= answer.get("reward") is not None
+        self._ended |= answer.get("done") is True
+        return answer
+
+    async def act(self, text: str) -> None:
+        return None  # tools are the only actions
+
+    async def score(self, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        if self._ended and not self._paid:
+            raise GuestError("the server ended the episode, and gave no reward for any step")
+        return {}
 
 
 class DoorEnv(HermesAgentBaseEnv):
@@ -189,7 +211,8 @@ class DoorEnv(HermesAgentBaseEnv):
             done = False if answer.get("done") is None else answer["done"]
             if type(done) is not bool:
                 raise TypeError(f"{done!r} stands for the end of the episode, and is neither true nor false")
-        images, reward = tuple(answer.get("images") or ()), None if reward is None else float(reward)
+            reward = None if reward is None else float(reward)  # of JSON's numbers, some are too large for it
+        images = tuple(answer.get("images") or ())
         return ToolResult(text, error or None, images=images, reward=reward, done=done)
 
 

@@ -63,12 +63,16 @@ def doors_folder() -> Path:
     return Path(os.environ.get("LACHESIS_DOORS") or Path.home() / ".cache/lachesis/doors")
 
 
+BROKEN = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
+"""What reading an answer raises: of another form, too deep, with a number too large, or of an unknown charset."""
+
+
 @contextlib.contextmanager
 def broken_answers(source: str) -> Iterator[None]:
     """Reads what a server answered. An answer of another form is the server's failure, and raises GuestLost."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except BROKEN as error:
         raise GuestLost(f"{source} answers in another form: {type(error).__name__}: {error}") from error
 
 

@@ -140,12 +140,16 @@ class EventTooLong(Exception):
 async def named_events(stream: aiohttp.StreamReader, *, longest: int | None = None) -> AsyncIterator[tuple[str, str]]:
     """The names and the data of server-sent events. Raises `EventTooLong` for one of more than `longest` bytes."""
     kind, data, rest, size = "message", list[str](), list[bytes](), 0
+    after_cr, mark = False, "\ufeff"  # which may stand before the first line
     async for part in stream.iter_any():  # no lines: an image is a longer one than the stream's
+        read = part.removeprefix(b"\n") if after_cr else part
+        after_cr = part.endswith(b"\r")
+        part = read.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         first, *lines = part.split(b"\n")
         rest.append(first)
         size += len(first)
         for following in lines:
-            text = b"".join(rest).decode().rstrip("\r")
+            text, mark = b"".join(rest).decode().removeprefix(mark), ""
             rest = [following]
             if text.startswith("event:"):
                 kind = text[6:].strip()

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from backends.errors import SettingsError
-from lachesis_doors.door_env import PATIENCE, DoorEnv, DoorSession
+from lachesis_doors.door_env import PATIENCE, DoorEnv, DoorSession, PaidSession
 from lachesis_doors.guest_process import GuestError, GuestLost, broken_answers
 from lachesis_tools import ToolSession
 
@@ -120,16 +120,11 @@ class _Full(GuestError):
     """The server has all the sessions that it can have."""
 
 
-class _Episode:
-    solution = None
-
+class _Episode(PaidSession):
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, first: Mapping[str, Any], *, mcp: bool) -> None:
         said = _text(first.get("observation"))
         self.prompt = said or "Call the tools until the environment ends the episode."
         self._socket, self._mcp = socket, mcp
-
-    async def act(self, text: str) -> None:
-        return None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         action = {"type": "call_tool", "tool_name": name, "arguments": arguments} if self._mcp else dict(arguments)
@@ -144,11 +139,8 @@ class _Episode:
             raise GuestLost(f"openenv: the server did not reach the tool {name}: {text}")
         reward = answer.get("reward")
         reward = float(reward) if isinstance(reward, bool) else reward  # which the standard allows
-        said = {"text": text, "reward": reward, "done": answer["done"]}
+        said = self.paid({"text": text, "reward": reward, "done": answer["done"]})
         return {**said, "error": text} if failed else said
-
-    async def score(self, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        return {}
 
 
 class _BadAction(GuestError):

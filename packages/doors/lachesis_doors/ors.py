@@ -16,8 +16,8 @@ from typing import Any
 import aiohttp
 
 from backends.errors import SettingsError
-from lachesis_doors.door_env import DoorEnv, DoorSession
-from lachesis_doors.guest_process import GuestError, GuestLost, broken_answers
+from lachesis_doors.door_env import DoorEnv, DoorSession, PaidSession
+from lachesis_doors.guest_process import BROKEN, GuestError, GuestLost, broken_answers
 from lachesis_doors.mcp_http import named_events
 from lachesis_tools import ToolSession
 
@@ -79,7 +79,7 @@ class OrsServer:
                     said = (await response.text())[:500]
                     raise GuestLost(f"ors {self.url}{route}: HTTP {response.status}: {said}")
                 yield response
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, *BROKEN) as error:
             raise GuestLost(f"ors {self.url}{route}: {type(error).__name__}: {error}") from error
 
 
@@ -124,24 +124,21 @@ class OrsEnv(DoorEnv):
                 await self._ors.root("delete", {}, session)
 
 
-class _OrsSession:
-    solution = None
-
+class _OrsSession(PaidSession):
     def __init__(self, server: OrsServer, session: str, prompt: str | list[dict[str, Any]]) -> None:
         self.prompt: str | list[dict[str, Any]]
         self.prompt = prompt if isinstance(prompt, str) else [{"role": "user", "content": prompt}]
         self._server, self._session = server, session
 
-    async def act(self, text: str) -> None:
-        return None  # tools are the only actions
-
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         body = {"name": name, "input": dict(arguments)}
         said = await self._server.stream(f"/{self._server.name}/call", body, self._session)
         with broken_answers(f"ors {self._server.url}/{self._server.name}/call"):
-            return self._answer(json.loads(said))
+            return self.paid(self._answer(json.loads(said)))
 
     def _answer(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        if type(answer["ok"]) is not bool:
+            raise TypeError(f"`ok` is {answer['ok']!r}, and neither true nor false")
         if not answer["ok"]:
             return {
                 "text": answer["error"],
@@ -155,9 +152,6 @@ class _OrsSession:
         )
         text = content if isinstance(content, str) else "\n".join(p["text"] for p in content if p["type"] == "text")
         return {"text": text, "images": images, "reward": output.get("reward"), "done": output.get("finished", False)}
-
-    async def score(self, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        return {}
 
 
 def _tools(given: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

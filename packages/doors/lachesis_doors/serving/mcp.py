@@ -17,7 +17,7 @@ from aiohttp import web
 from backends.errors import LachesisError
 from lachesis_doors.serving.event_stream import event_stream, keep_alive, write_events
 from lachesis_doors.serving.host import NoSuchTask, ServingHost
-from lachesis_doors.serving.open_rollout import EpisodeEnded, OpenRollout, ServedStep
+from lachesis_doors.serving.open_rollout import EpisodeEnded, NotScored, OpenRollout, ServedStep
 from lachesis_doors.serving.task_routes import TaskRoutes, image_block, refused
 from lachesis_tokens.wire.service import WebService, json_response
 
@@ -48,7 +48,7 @@ class McpService(WebService):
         """The scores."""
 
     def routes(self) -> Iterable[web.RouteDef]:
-        for path in ("/mcp", "/mcp/{split}/{index:[0-9]+}"):
+        for path in ("/mcp", "/mcp/{split}/{index:[0-9]{1,18}}"):
             yield web.post(path, self._post)
             yield web.delete(path, self._delete)
         yield from TaskRoutes(self._host).routes()
@@ -60,7 +60,7 @@ class McpService(WebService):
     async def _post(self, request: web.Request) -> web.StreamResponse:
         try:
             asked = json.loads(await request.text())
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, LookupError) as error:
             return json_response(_answer(None, error=_Failed(_PARSE, f"not JSON: {error}")), 400)
         if not isinstance(asked, dict) or not isinstance(asked.get("params", {}), dict):
             return json_response(_answer(None, error=_Failed(_REQUEST, "one JSON-RPC message, with named params")), 400)
@@ -126,6 +126,9 @@ class McpService(WebService):
             step = await rollout.call(name, given)
         except EpisodeEnded as error:
             step = ServedStep(str(error), failed=True)
+        except NotScored as error:
+            self._ends[rollout] = {"done": True, "reward": None, "error": str(error)}
+            raise
         blocks = [{"type": "text", "text": step.text}, *(image_block(url) for url in step.images)]
         result: dict[str, Any] = {"content": blocks, "isError": step.failed}
         if step.done:

@@ -93,7 +93,7 @@ async def body_of(request: web.Request) -> dict[str, Any]:
     """The JSON object of a request. Raises HTTP 422 where there is none."""
     try:
         body = await request.json()
-    except (ValueError, RecursionError) as error:  # the second one: it is too deep
+    except (ValueError, RecursionError, LookupError) as error:  # it is too deep, or its charset is not known
         raise refused(422, f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise refused(422, "the body is not a JSON object")
