@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Final
 
 from lachesis_train.api.packing import Sized, pack
 from lachesis_train.api.requests import RequestRefused
@@ -19,6 +20,10 @@ from lachesis_train.api.state import ApiState, Group, PendingBatch
 from lachesis_train.api.store import Store, StoreError
 from lachesis_train.api.wire import own_sequences
 from lachesis_train.rollout_api import TrainerRegistration
+
+MOST_PASSED: Final = 64
+"""Batches without the group that is the oldest of the queue: then it goes before all shares. So a group with k older
+ones is in one of the next 65 * (k + 1) batches."""
 
 
 class Dispatcher:
@@ -44,6 +49,8 @@ class Dispatcher:
         """When the store was opened or reset."""
         self._behind: dict[int, float] = {}
         """Sequences that an environment has had less of than its share; more, if negative. No group is divided."""
+        self._passed = 0
+        """Batches since the oldest group of the queue became that: none of them has it."""
         self._no_fit_since: float | None = None
         self._starved = False
         """The trainer has asked for a batch, and there were too few groups."""
@@ -59,7 +66,7 @@ class Dispatcher:
         now = self._since = time.monotonic()
         self.trainers = {batch.holder: now for batch in self.state.batches.values() if batch.holder is not None}
         self.environments = {env.env_id: now for env in self.state.environments}
-        self._no_fit_since, self._starved = None, False
+        self._passed, self._no_fit_since, self._starved = 0, None, False
         self._behind.clear()
         self._sending.clear()
         self.room.set()
@@ -169,9 +176,10 @@ class Dispatcher:
             return None  # the first batches would be of those that start faster, whatever their shares
         waiting = list(self.state.waiting.values())
         owned = self._owned(waiting)
-        due, least = self._due(size, owned)
-        chosen = pack(owned, size, least)
-        if chosen is None and (fitting := pack(owned, size, least, exact=False)) is not None:
+        shares, least = self._due(size, owned)
+        first = bool(owned) and self._goes_first(owned[0], shares, size)
+        chosen = pack(owned, size, least, oldest_first=first)
+        if chosen is None and (fitting := pack(owned, size, least, exact=False, oldest_first=first)) is not None:
             self._no_fit_since = self._no_fit_since or now
             if now - self._no_fit_since < self.settings.pack_wait:
                 return None
@@ -181,7 +189,8 @@ class Dispatcher:
             self.room.set()
             return None
         batch = await self.store.form([waiting[at] for at in chosen])
-        self._settle(due, [owned[at] for at in chosen], size)
+        self._passed = self._passed + 1 if chosen[0] else 0
+        self._settle(shares, [owned[at] for at in chosen], size)
         self.counts["batches"] += 1
         return batch
 
@@ -195,9 +204,10 @@ class Dispatcher:
             for group in groups
         ]
 
-    def _due(self, batch_size: int, queue: Sequence[Sized]) -> tuple[dict[int, float], dict[int, int]]:
-        """Sequences that each environment with a share is due, and those that the next batch has to have of it, first
-        of the one that is most behind. No batch waits for one that may be dead, nor for more than a share of one."""
+    def _due(self, batch_size: int, queue: Sequence[Sized]) -> tuple[Mapping[int, float], dict[int, int]]:
+        """Sequences of a batch that are the share of each environment, and those that the next batch has to have of it,
+        first of the one that is most behind. No batch waits for one that may be dead, nor for more than a share of
+        one."""
         if self.state.stored >= self.settings.most_stored:
             return {}, {}  # there may be no room for the groups that it would wait for
         queued: Counter[int | None] = Counter()
@@ -211,18 +221,29 @@ class Dispatcher:
         }
         known = [env for env in self.state.environments if env.env_id not in silent or queued[env.env_id]]
         shares = own_sequences(known, batch_size)
-        due = {env_id: share + self._behind.get(env_id, 0.0) for env_id, share in shares.items()}
-        least = {}
-        for env_id in sorted(due, key=lambda env_id: -self._behind.get(env_id, 0.0)):
+        behind = {env_id: self._behind.get(env_id, 0.0) for env_id in shares}
+        least, room = {}, batch_size
+        for env_id in sorted(behind, key=lambda env_id: -behind[env_id]):
             ready = queued[env_id] if env_id in silent else max(int(shares[env_id]), queued[env_id])
-            least[env_id] = max(0, min(int(due[env_id]), ready))
-        return due, least
+            least[env_id] = max(0, min(int(shares[env_id] + behind[env_id]), ready, room))
+            room -= least[env_id]
+        return shares, least
 
-    def _settle(self, due: Mapping[int, float], chosen: Sequence[Sized], batch_size: int) -> None:
-        """Remember by how much a batch missed what was due. One that had far more owes a group at most."""
-        if not due:
-            return
-        largest = max(group.sequences for group in chosen)
-        for env_id in due:
-            had = sum(group.sequences for group in chosen if group.env_id == env_id)
-            self._behind[env_id] = max(-largest, min(batch_size, due[env_id] - had))
+    def _goes_first(self, oldest: Sized, shares: Mapping[int, float], batch_size: int) -> bool:
+        """Whether the oldest group goes before the shares. One without a share does when what they left is enough."""
+        left = 0.0 if oldest.env_id in shares else batch_size - sum(shares.values())
+        return self._passed >= MOST_PASSED or (self._passed + 1) * left >= oldest.sequences
+
+    def _settle(self, shares: Mapping[int, float], chosen: Sequence[Sized], batch_size: int) -> None:
+        """Remember by how much a batch, of the size that it has, missed the shares.
+
+        One that had less is owed `batch_size` at most, and one that had more owes as much; but if the shares are less
+        than a batch, as they are while others are silent, a group of its own, or what it owed before.
+        """
+        whole = sum(shares.values()) > batch_size - 0.5
+        filled = sum(group.sequences for group in chosen) / batch_size
+        for env_id, share in shares.items():
+            own = [group.sequences for group in chosen if group.env_id == env_id]
+            before = self._behind.get(env_id, 0.0)
+            most = max([-before, *own, batch_size if whole else 0])
+            self._behind[env_id] = max(-most, min(batch_size, before + share * filled - sum(own)))

@@ -20,12 +20,18 @@ class Sized:
 
 
 def pack(
-    groups: Sequence[Sized], batch_size: int, least: Mapping[int, int] | None = None, *, exact: bool = True
+    groups: Sequence[Sized],
+    batch_size: int,
+    least: Mapping[int, int] | None = None,
+    *,
+    exact: bool = True,
+    oldest_first: bool = False,
 ) -> list[int] | None:
     """The places of the groups of the next batch; None while there is none.
 
-    The oldest group is always in it, unless `least` asks for the whole batch, so none waits for ever. Of all sets with
-    the right number of sequences it is the one with the oldest groups; with `least`, one that fits if there is any.
+    Of all sets with the right number of sequences it is the one with the oldest groups; with `least`, one that fits if
+    there is any. The oldest group is always in it without `least`, or with `oldest_first`; otherwise if `least` and the
+    sizes leave room for it.
 
     Args:
         groups: the queue, the oldest first.
@@ -33,15 +39,17 @@ def pack(
         least: sequences of it that have to come from an environment, by env_id. There is no batch while its groups
             have fewer.
         exact: exactly `batch_size` sequences, with all of `least`. Otherwise as many as fit, which is right when no set
-            fits exactly. A group of more than `batch_size` then is a batch by itself, and the oldest group goes before
-            `least`.
+            fits exactly: first of `least`, then of the oldest others, or of those of `least` if that is the whole
+            batch. A group of more than `batch_size` then is a batch by itself.
+        oldest_first: the oldest group goes before `least`.
     """
     if sum(group.sequences for group in groups) < batch_size:
         return None
-    chosen = _oldest(groups, batch_size, least or {}, exact=exact)
+    before_least = oldest_first and any((least or {}).values())  # otherwise it is the first one anyway
+    chosen = _oldest(groups, batch_size, least or {}, exact=exact, oldest_first=before_least)
     if not (exact and least):
         return chosen
-    with_first = sum(least.values()) < batch_size or groups[0].env_id in least
+    with_first = oldest_first or sum(least.values()) < batch_size or groups[0].env_id in least
     found: Counter[int | None] = Counter()
     for at in chosen or ():
         found[groups[at].env_id] += groups[at].sequences
@@ -96,23 +104,41 @@ def _added(some: int, others: int) -> int:
     return found
 
 
-def _oldest(groups: Sequence[Sized], batch_size: int, least: Mapping[int, int], *, exact: bool) -> list[int] | None:
+def _oldest(
+    groups: Sequence[Sized], batch_size: int, least: Mapping[int, int], *, exact: bool, oldest_first: bool
+) -> list[int] | None:
     """A batch of the oldest groups of each environment of `least`, and of the oldest others."""
     chosen: set[int] = set()
     room = batch_size
+    if oldest_first:
+        chosen.add(0)
+        room -= groups[0].sequences
+        if room < 0:
+            return None if exact else [0]
     for env_id, sequences in least.items():
         own = [(at, group.sequences) for at, group in enumerate(groups) if group.env_id == env_id]
         missing = sum(size for _, size in own) < sequences
         for at, size in own:
-            if sequences > 0 and size <= room:
+            if sequences > 0 and size > batch_size and not (exact or chosen):
+                return [at]
+            if at in chosen:
+                sequences -= size
+            elif sequences > 0 and size <= room:
                 chosen.add(at)
                 sequences -= size
                 room -= size
         if sequences > 0 and room > 0 and (missing or exact):
             return None
-    if chosen and 0 not in chosen and 0 < room < groups[0].sequences:
-        return None if exact else _oldest(groups, batch_size, {}, exact=False)
-    left = [at for at, group in enumerate(groups) if at not in chosen and (not chosen or group.sequences <= room)]
+    if exact and chosen and 0 not in chosen and 0 < room < groups[0].sequences:
+        return None
+    asked = {env_id for env_id, sequences in least.items() if sequences}
+    # Where `least` is the whole batch, but for parts of sequences, one that it asks nothing of would stay ahead.
+    any_other = exact or oldest_first or not chosen or sum(least.values()) + len(least) <= batch_size
+    left = [
+        at
+        for at, group in enumerate(groups)
+        if at not in chosen and (not chosen or group.sequences <= room) and (any_other or group.env_id in asked)
+    ]
     left = left[: max(_MOST_GROUPS, room)]
     more = _fill([groups[at].sequences for at in left], room, exact=exact)
     if more is None:
