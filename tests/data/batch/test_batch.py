@@ -640,6 +640,65 @@ def test_shards_that_do_not_belong_together_are_refused_and_what_is_there_stays(
         refused("is not a merged run, or was continued")
 
 
+KILLED_MERGE = """
+import os, sys
+from pathlib import Path
+from lachesis_data.batch.shards import merge_shards
+
+run, left = Path(sys.argv[1]), 0
+whole = (run / "merged/trajectories.jsonl").read_bytes()
+there = {path.name for path in run.iterdir()}
+
+def die(event, of):
+    global left
+    if event in ("os.rename", "os.remove", "os.rmdir"):
+        left -= 1
+        left or os._exit(9)
+
+def merge(killed_at):
+    "Whether it was killed, before that operation on files."
+    global left
+    if not (child := os.fork()):
+        left = killed_at
+        sys.addaudithook(die)
+        merge_shards(run, run / "merged")
+        os._exit(0)
+    return bool(os.waitpid(child, 0)[1])
+
+at = 1
+while merge(at):
+    kept = [each for each in ("merged", ".merged.old") if (run / each / "checkpoint.json").exists()]
+    assert kept and (run / kept[0] / "trajectories.jsonl").read_bytes() == whole, at
+    assert at % 3 or merge(at), "again, on what the first one left"
+    merge_shards(run, run / "merged")
+    assert (run / "merged/trajectories.jsonl").read_bytes() == whole, at
+    assert {path.name for path in run.iterdir()} == there, at
+    at += 1
+print(at)
+"""
+
+
+def test_a_merge_that_is_killed_anywhere_leaves_a_merged_run_and_hinders_no_later_one(tmp_path: Path) -> None:
+    source, run = write_rows(tmp_path / "rows.jsonl", ROWS[:4]), tmp_path / "run"
+    with served(thinks) as server:
+        for number in (1, 2):
+            batch(flags(source, tmp_path, server.base_url, "--shard", f"{number}/2"))
+    batch(["merge", str(run)])
+    done = subprocess.run([sys.executable, "-c", KILLED_MERGE, run], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 10
+    # One that fails restores what a killed one had put aside; a folder that is no merged run is not deleted for it.
+    (run / "merged").rename(run / ".merged.old")
+    (run / "merged").mkdir()
+    with pytest.raises(RunFolderError, match="is not a merged run"):
+        batch(["merge", str(run)])
+    (run / "merged").rmdir()
+    (run / "shard_002_of_002/groups.run.json").unlink()
+    with pytest.raises(RunFolderError, match="shard_002_of_002 has not ended"):
+        batch(["merge", str(run)])
+    assert (run / "merged/trajectories.jsonl").exists()
+
+
 def test_caps_end_a_run_that_a_later_start_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_rows(tmp_path / "rows.jsonl", ROWS)
     with served(thinks) as server:

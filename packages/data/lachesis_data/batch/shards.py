@@ -7,7 +7,7 @@ import fcntl
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ def shard_folder(run: Path, shard: tuple[int, int]) -> Path:
 def merge_shards(run: Path, out: Path) -> tuple[list[str], bool]:
     """Join `run/shard_I_of_N` in the folder `out`, which appears when it is whole and replaces an earlier one.
 
+    While it is written it is `OUT.tmp`, and the earlier one `.OUT.old` until it is deleted. The next merge clears up
+    after one that was killed.
+
     Returns what there is to say, and whether the run is complete.
 
     Raises:
@@ -50,12 +53,18 @@ def merge_shards(run: Path, out: Path) -> tuple[list[str], bool]:
     if len(counts) != 1:
         found = f"shards of {' and of '.join(map(str, sorted(counts)))} parts" if counts else "no shard_I_of_N"
         raise RunFolderError(f"{run} holds {found}; play them with `lachesis batch ... --shard I/N`, all with one N")
-    if out.exists() and "shards" not in _json(out / CHECKPOINT):
-        raise RunFolderError(f"{out} is not a merged run, or was continued; choose another folder with --out")
-    temporary = out.with_name(f"{out.name}.tmp")
+    place = out.resolve() if out.is_symlink() else out
+    temporary, old = place.with_name(f"{place.name}.tmp"), place.with_name(f".{place.name}.old")
     with ExitStack() as stack:
-        for path in (*shards.values(), *filter(Path.exists, [out])):
+        for path in shards.values():
             stack.enter_context(_at_rest(path))
+        if not place.exists() and _is_merged(old):
+            old.rename(place)  # killed before the new one took its place
+        if place.exists():
+            if not _is_merged(place):
+                raise RunFolderError(f"{out} is not a merged run, or was continued; choose another folder with --out")
+            stack.enter_context(_at_rest(place))
+        _delete(old)
         manifests = [_json(path / "groups.run.json") for path in shards.values()]
         known = [_facts(path, manifest) for path, manifest in zip(shards.values(), manifests, strict=True)]
         for path, facts in zip(shards.values(), known, strict=True):
@@ -72,13 +81,14 @@ def merge_shards(run: Path, out: Path) -> tuple[list[str], bool]:
             for kind in ("", ".discarded", ".failed"):
                 _collect(shards, kind, temporary, [manifest["run"] for manifest in manifests], seen)
             sink = _whole(temporary, manifests[0]["settings"], known, [path.name for path in shards.values()])
-            if out.exists():
-                shutil.rmtree(out)
-            temporary.rename(out)
+            if place.exists():
+                place.rename(old)
+            temporary.rename(place)
         except OSError as error:
             raise RunFolderError(
                 f"cannot write {out}: {error.strerror or error}; make room, or choose another with --out"
             ) from error
+        _delete(old)
     totals, (count,) = sink.totals, counts
     kinds = f"{totals.kept.groups} kept, {totals.discarded} discarded, {totals.failed.groups} failed"
     said = [f"{counted(len(shards), 'shard')}: {kinds}: {out}"]
@@ -87,6 +97,17 @@ def merge_shards(run: Path, out: Path) -> tuple[list[str], bool]:
     if missing := [shard_folder(run, (i, count)).name for i in range(1, count + 1) if (i, count) not in shards]:
         said.append(f"missing: {', '.join(missing)}; play them and merge again")
     return said, len(said) == 1
+
+
+def _is_merged(folder: Path) -> bool:
+    return "shards" in _json(folder / CHECKPOINT)
+
+
+def _delete(merged: Path) -> None:
+    """Delete a folder, first what makes it a merged run: none that a kill leaves in part is taken for one."""
+    with suppress(OSError):
+        (merged / CHECKPOINT).unlink()
+    shutil.rmtree(merged, ignore_errors=True)
 
 
 def _collect(shards: dict[tuple[int, int], Path], kind: str, folder: Path, runs: Sequence[str], seen: set[str]) -> None:
