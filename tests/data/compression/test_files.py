@@ -99,11 +99,27 @@ def test_a_start_after_any_crash_gives_the_same_file(job: CompressionJob) -> Non
     crash()
 
 
+@pytest.mark.parametrize("digests", [True, False])
+def test_a_start_after_a_power_loss_compresses_again_what_the_disk_lost(job: CompressionJob, digests: bool) -> None:
+    """Progress of older versions has no digests of the output, and is continued."""
+    run(job)
+    whole, rows = job.output.read_bytes(), [json.loads(line) for line in job.progress.read_text().splitlines()]
+    if not digests:
+        old = [{name: value for name, value in row.items() if name != "output"} for row in rows]
+        job.progress.write_text("".join(json.dumps(row) + "\n" for row in old))
+    job.output.rename(job.part)
+    with job.part.open("r+b") as file:
+        file.seek(rows[11]["offset"] + 10)
+        file.write(bytes(rows[12]["offset"] - rows[11]["offset"]))
+    assert run(job) == ((8, 12) if digests else (0, 20))
+    assert (job.output.read_bytes() == whole) is digests
+
+
 def run_and_die(job: CompressionJob, lines: int) -> None:
     """Kill this process in the middle of the line of this number, of an entry or of its row."""
     append, left = files._append, lines
 
-    def dying(file: IO[bytes], path: Path, value: Any) -> int:
+    def dying(file: IO[bytes], path: Path, value: Any) -> bytes:
         nonlocal left
         left -= 1
         if not left:

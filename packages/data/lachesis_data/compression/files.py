@@ -1,8 +1,8 @@
 """Compression of JSON Lines files: in the order of the input, in constant memory, and continued after a kill.
 
 While it is written, the output is `NAME.part`, and `NAME.progress` has a line for each finished entry: the number and
-the digest of its input line, the end of its output, and its metrics. The next start keeps the entries whose input and
-settings are the same, up to the first that differs, and cuts off what is after them.
+the digest of its input line, the end and the digest of its output, and its metrics. The next start keeps the entries
+whose input, settings and output are the same, up to the first that differs, and cuts off what is after them.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ async def compress_file(
     """
 
     def digest(line: bytes) -> str:
-        return blake2b(line.strip(), key=settings, digest_size=16).hexdigest()
+        return _digest(line.strip(), key=settings)
 
     lines = sampled_lines(job.source, sample)
     with _writing(job.progress) as progress:
@@ -137,7 +137,8 @@ async def compress_file(
             rows = _rows(progress)
             for number, line in lines:
                 row, after = next(rows, ({}, 0))
-                if (row.get("line"), row.get("digest")) != (number, digest(line)) or row["offset"] > size:
+                same = (row.get("line"), row.get("digest")) == (number, digest(line))
+                if not same or not end <= row["offset"] <= size or not _is_whole(part, job.part, end, row):
                     first = [(number, line)]
                     break
                 noted, end = after, row["offset"]
@@ -149,9 +150,12 @@ async def compress_file(
             async with aclosing(compressed_lines(job.source, chain(first, lines), compressor, concurrency)) as entries:
                 async for number, line, done in entries:
                     # An entry, then its row: the next start cuts off an entry without one.
+                    written = b""
                     if save_over_limit or not done.metrics["still_over_limit"]:
-                        end += _append(part, job.part, done.entry)
-                    row = {"line": number, "digest": digest(line), "offset": end, "metrics": done.metrics}
+                        written = _append(part, job.part, done.entry)
+                    end += len(written)
+                    row = {"line": number, "digest": digest(line), "offset": end, "output": _digest(written)}
+                    row["metrics"] = done.metrics
                     _append(progress, job.progress, row)
                     report(done.metrics, False)
             with _naming(job.output):
@@ -232,11 +236,27 @@ def _writing(path: Path) -> Iterator[IO[bytes]]:
             file.close()
 
 
-def _append(file: IO[bytes], path: Path, value: Any) -> int:
+def _append(file: IO[bytes], path: Path, value: Any) -> bytes:
+    """Returns what was written."""
+    line = encode_line(path, value)
     with _naming(path):
-        written = file.write(encode_line(path, value))
+        file.write(line)
         file.flush()
-    return written
+    return line
+
+
+def _is_whole(part: IO[bytes], path: Path, start: int, row: dict[str, Any]) -> bool:
+    """Whether the output of a row is what was written. After a power loss, a file can have its length without its
+    content. Rows of older versions have no digest of it."""
+    if "output" not in row:
+        return True
+    with _naming(path):
+        part.seek(start)
+        return bool(_digest(part.read(row["offset"] - start)) == row["output"])
+
+
+def _digest(data: bytes, key: bytes = b"") -> str:
+    return blake2b(data, key=key, digest_size=16).hexdigest()
 
 
 @contextmanager
