@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lachesis.loop.rollout import MODEL_SERVER
+from lachesis.loop.rollout import DECLINED, MODEL_SERVER
 
 if TYPE_CHECKING:
     from lachesis.figures.independence import Independence
@@ -43,7 +43,7 @@ def of_record(rollout: Mapping[str, Any]) -> SeenRollout:
     """From the record of a rollout; those of earlier versions have no `unscored_kind`."""
     kind, outcome = "", rollout["outcome"]
     if rollout["reward"] is None:
-        guess = "environment" if rollout["traceback"] else outcome if outcome in _UNSCORED else "declined"
+        guess = "environment" if rollout["traceback"] else outcome if outcome in _UNSCORED else DECLINED
         kind = rollout.get("unscored_kind") or guess
     quantities = None
     if rollout.get("api_calls", rollout["turns"]):

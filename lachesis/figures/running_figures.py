@@ -15,7 +15,7 @@ from lachesis.figures.intervals import mean_over_items
 from lachesis.figures.rollout_records import counted_record
 from lachesis.figures.tool_failures import VARYING
 from lachesis.loop.outcome import listed
-from lachesis.loop.rollout import Rollout
+from lachesis.loop.rollout import DECLINED, Rollout
 from lachesis.settings.setting_facts import with_settings
 
 Row = tuple[str, str]
@@ -116,7 +116,7 @@ class RunningFigures:
         kind = rollout.unscored_kind
         if self._asks_for(kind) and not rollout.left_to_agent:
             # A reward may be None for one sample and a number for the next.
-            may_pass = rollout.may_pass_later or kind == "declined"
+            may_pass = rollout.may_pass_later or kind == DECLINED
             self.causes.add(kind, rollout.unscored_because, may_pass=may_pass, of_settings=rollout.of_settings)
 
     def add_record(self, record: Mapping[str, Any]) -> None:
@@ -131,7 +131,7 @@ class RunningFigures:
 
     def _asks_for(self, kind: str) -> bool:
         """Whether a score is missing: not where there are none."""
-        return bool(kind) and (self.scores or kind != "declined")
+        return bool(kind) and (self.scores or kind != DECLINED)
 
     def rows(self, *, fresh: bool = False) -> Iterator[Row]:
         """How it goes. Unless `fresh`, the mean is some seconds old where it takes long to compute."""

@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 MODEL_SERVER = "model_server"
 """The kind of a rollout without a score (`Rollout.unscored_kind`) that says nothing about the item or the model."""
 
+DECLINED = "declined"
+"""The kind where no score is missing: a batch has none, or the reward is None on purpose."""
+
 BROKEN_ITEM = "broken_item"
 """The kind of a rollout without a score whose item cannot be played."""
 
@@ -196,7 +199,7 @@ class Rollout:
             return self.outcome.value
         if self.not_sampled:
             return "not_sampled"
-        return "dropped" if self.left_out else "declined"
+        return "dropped" if self.left_out else DECLINED
 
     @property
     def unscored_because(self) -> str:

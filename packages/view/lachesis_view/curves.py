@@ -11,12 +11,12 @@ from typing import Any
 import orjson
 
 from lachesis.figures.intervals import mean_over_items
+from lachesis.loop.rollout import DECLINED
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
 from lachesis_view.html import in_words, visible
 from lachesis_view.index import Index
 from lachesis_view.metrics import SHOWN, mean
 from lachesis_view.reports.training import environments
-from lachesis_view.rows import DECLINED
 
 POINTS, GROUPS = 60, 10
 """Points of a curve, at most; and groups of a point, if there are enough for ten points: a mean of few says little."""

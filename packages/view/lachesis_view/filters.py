@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 from urllib.parse import urlencode
 
-from lachesis_view.rows import DECLINED
+from lachesis.loop.rollout import DECLINED
 
 SORTS = {
     **{name: name for name in ("reward", "outcome", "turns", "calls", "errors", "tokens", "seconds", "time", "title")},

@@ -16,6 +16,7 @@ from backends.errors import LachesisError
 from lachesis.figures.intervals import Mean, mean_of_values, score_range
 from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.tool_failures import ToolFailures
+from lachesis.loop.rollout import DECLINED
 from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.records.jsonl import read_line
 from lachesis_messages.records.step_files import SCHEMA
@@ -26,7 +27,7 @@ from lachesis_view.html.rollout import last_words
 from lachesis_view.metrics import mean, most_frequent
 from lachesis_view.reports.training import environments, on_files
 from lachesis_view.reports.verdict import PARTS, REWARD, mean_of_steps
-from lachesis_view.rows import DECLINED, parsed, storable
+from lachesis_view.rows import parsed, storable
 from lachesis_view.trained import as_group, group_name
 
 FAILURES_OF = 2_000

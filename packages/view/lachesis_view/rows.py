@@ -16,6 +16,7 @@ import orjson
 from lachesis.figures.passes import PASS
 from lachesis.figures.repaired_calls import NAME as REPAIRED_CALLS
 from lachesis.figures.tool_failures import ToolFailures
+from lachesis.loop.rollout import DECLINED
 from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.records.groups import stored_messages
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
@@ -28,8 +29,6 @@ TEXT_LIMIT = 100_000
 NAME_LENGTH = 200
 REASONS = 3
 """That an item or a sample fails, shown at most."""
-DECLINED = "declined"
-"""The recorded cause where no reward is missing: a batch has none, or the reward is None on purpose."""
 METRICS = 50
 """Components and metrics of a rollout that are kept."""
 

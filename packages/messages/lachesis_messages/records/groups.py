@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 from backends.errors import LachesisError
 from lachesis_messages.frozen import thaw
-from lachesis_messages.images import with_image_data
 from lachesis_messages.records.digests import copies_of
 from lachesis_messages.records.jsonl import StrPath, read_lines
 
@@ -128,6 +127,8 @@ def rollout_samples(group: GroupRecord, rollout: RolloutRecord) -> list[dict[str
     Each is a shallow copy, with the data of all its images: its keys may be changed, its lists of tokens are the
     record's own.
     """
+    from lachesis_messages.images import with_image_data
+
     return [each for each in with_image_data(group["samples"]) if each["rollout_id"] == rollout["rollout_id"]]
 
 
