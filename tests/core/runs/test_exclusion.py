@@ -275,7 +275,7 @@ def test_scores_that_a_rule_gave_are_scores_and_are_shown_apart() -> None:
     assert metrics["eval/scored_by_rule/timeout"] == metrics["eval/unscored/declined"] == 0.125
     assert "Scored by rule" in page
     shown = report_pages.rollouts(page)
-    assert "agent fault: a full disk" in shown[1] and "left out: declined" in shown[3]
+    assert "agent fault: a full disk" in shown[1] and "no reward" in shown[3]
 
 
 async def test_a_run_ends_with_the_alarm_in_its_table_and_its_report(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def render_report(
         title=title,
         runs=[run],
         summary=summary,
-        exclusion=_without_declined(summary.exclusion),
+        exclusion=summary.exclusion if summary.scored else _without_declined(summary.exclusion),
         environment=run.environment,
         advice=advice_if_cut_off(summary.outcomes, summary.rollouts),
         bounds=bounds(scores, lowest=min(0.0, *rewards), highest=max(1.0, *rewards)) if len(rewards) > 1 else None,
@@ -222,7 +222,7 @@ def render_report(
 
 
 def _without_declined(found: Exclusion) -> Exclusion:
-    """Nothing has left out a rollout that should have no reward."""
+    """Where there are no rewards, a rollout without one is not left out."""
     kept = [replace(rates, unscored=Counter(_failures(rates.unscored))) for rates in found.items]
     kept = sorted((rates for rates in kept if rates.unscored or rates.by_rule), key=lambda rates: -rates.share)
     return replace(found, unscored=_failures(found.unscored), items=kept)
