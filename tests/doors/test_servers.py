@@ -106,7 +106,6 @@ class Ors:
                 "finished": {"finished": "false"},
                 "reward": {"reward": "1.0"},
                 "large": {"reward": 10**400},
-                "unpaid": {"reward": None},
             }
             output: dict[str, Any] = {"blocks": [{"type": "text", "text": text}], "metadata": None}
             output |= {"reward": 1.0 if right else -0.25, "finished": right, **habits.get(self.habit, {})}
@@ -168,7 +167,6 @@ async def test_ors_says_that_a_call_is_wrong_or_that_the_episode_has_ended(tmp_p
         ("large", "infra_error", 2, "answers in another form: OverflowError"),
         ("deep", "infra_error", 2, "answers in another form: RecursionError"),
         ("ok", "infra_error", 2, "`ok` is 'false', and neither true nor false"),
-        ("unpaid", "environment", 1, "gave no reward for any step"),
         ("error", "environment", 1, "the environment fell over"),
     ],
 )
@@ -243,8 +241,8 @@ class OpenEnv:
             await socket.send_json(observed({"tools": [{"name": "words.say", "input_schema": WORDS}]}))
         elif self.habit == "breaks":
             return False
-        elif self.habit in ("unpaid", "large"):
-            await socket.send_json(observed("?", 10**400 if self.habit == "large" else None, done=True))
+        elif self.habit == "large":
+            await socket.send_json(observed("?", 10**400, done=True))
         elif self.habit == "deep":
             await socket.send_str("[" * 100_000)
         elif self.habit == "half":
@@ -322,7 +320,6 @@ async def test_openenv_that_does_not_reach_a_tool_gives_no_score(tmp_path: Path)
         ("done", "infra_error", "'false' stands for the end of the episode"),
         ("deep", "infra_error", "answers in another form: RecursionError"),
         ("large", "infra_error", "answers in another form: OverflowError"),
-        ("unpaid", "environment", "gave no reward for any step"),
         ("error", "environment", "it fell over"),
     ],
 )

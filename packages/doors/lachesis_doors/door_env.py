@@ -24,7 +24,7 @@ from lachesis import (
 )
 from lachesis.cli.environment_classes import read_target
 from lachesis.rewards.reward import scored_by_steps
-from lachesis_doors.guest_process import GuestError, broken_answers
+from lachesis_doors.guest_process import broken_answers
 from lachesis_messages.responses import ChatResponse, Node
 from lachesis_tools import ToolSession
 from lachesis_tools.function_names import function_name
@@ -66,25 +66,15 @@ class DoorSession(Protocol):
         ...
 
 
-class PaidSession:
-    """Of a session whose server pays with each step. One that it ended without ever paying has no score: nothing says
-    that 0.0 is meant."""
+class SteppedSession:
+    """Of a session whose server rewards each step. Tools are the only actions."""
 
     solution = None
-    _paid = _ended = False
-
-    def paid(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Each answer to a call passes here."""
-        self._paid |= answer.get("reward") is not None
-        self._ended |= answer.get("done") is True
-        return answer
 
     async def act(self, text: str) -> None:
-        return None  # tools are the only actions
+        return None
 
     async def score(self, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        if self._ended and not self._paid:
-            raise GuestError("the server ended the episode, and gave no reward for any step")
         return {}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from backends.errors import SettingsError
-from lachesis_doors.door_env import PATIENCE, DoorEnv, DoorSession, PaidSession
+from lachesis_doors.door_env import PATIENCE, DoorEnv, DoorSession, SteppedSession
 from lachesis_doors.guest_process import GuestError, GuestLost, broken_answers
 from lachesis_tools import ToolSession
 
@@ -120,7 +120,7 @@ class _Full(GuestError):
     """The server has all the sessions that it can have."""
 
 
-class _Episode(PaidSession):
+class _Episode(SteppedSession):
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, first: Mapping[str, Any], *, mcp: bool) -> None:
         said = _text(first.get("observation"))
         self.prompt = said or "Call the tools until the environment ends the episode."
@@ -139,7 +139,7 @@ class _Episode(PaidSession):
             raise GuestLost(f"openenv: the server did not reach the tool {name}: {text}")
         reward = answer.get("reward")
         reward = float(reward) if isinstance(reward, bool) else reward  # which the standard allows
-        said = self.paid({"text": text, "reward": reward, "done": answer["done"]})
+        said = {"text": text, "reward": reward, "done": answer["done"]}
         return {**said, "error": text} if failed else said
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from backends.errors import SettingsError
-from lachesis_doors.door_env import DoorEnv, DoorSession, PaidSession
+from lachesis_doors.door_env import DoorEnv, DoorSession, SteppedSession
 from lachesis_doors.guest_process import BROKEN, GuestError, GuestLost, broken_answers
 from lachesis_doors.mcp_http import named_events
 from lachesis_tools import ToolSession
@@ -124,7 +124,7 @@ class OrsEnv(DoorEnv):
                 await self._ors.root("delete", {}, session)
 
 
-class _OrsSession(PaidSession):
+class _OrsSession(SteppedSession):
     def __init__(self, server: OrsServer, session: str, prompt: str | list[dict[str, Any]]) -> None:
         self.prompt: str | list[dict[str, Any]]
         self.prompt = prompt if isinstance(prompt, str) else [{"role": "user", "content": prompt}]
@@ -134,7 +134,7 @@ class _OrsSession(PaidSession):
         body = {"name": name, "input": dict(arguments)}
         said = await self._server.stream(f"/{self._server.name}/call", body, self._session)
         with broken_answers(f"ors {self._server.url}/{self._server.name}/call"):
-            return self.paid(self._answer(json.loads(said)))
+            return self._answer(json.loads(said))
 
     def _answer(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
         if type(answer["ok"]) is not bool:
