@@ -203,9 +203,9 @@ def token_engine(config: ServerConfig) -> str | None:
     """The engine that reports this server's tokens (Phase 2); None where the server is used for chat (Phase 1)."""
     if config.engine != "auto":
         return None if config.engine == CHAT else config.engine
-    if config.server_type in ("vllm", "sglang"):
-        return config.server_type
-    return "llama.cpp" if is_local_model(config) else None
+    if is_local_model(config):
+        return "llama.cpp"  # whatever server a file of settings has for another model
+    return config.server_type if config.server_type in ("vllm", "sglang") else None
 
 
 def plays_reference(configs: Sequence[ServerConfig]) -> bool:

@@ -39,6 +39,7 @@ def test_which_servers_report_tokens() -> None:
     for of, engine in (
         ({"model_name": "embedded"}, "llama.cpp"),
         ({"model_name": "models/small.gguf"}, "llama.cpp"),
+        ({"model_name": "models/small.gguf", "server_type": "vllm"}, "llama.cpp"),
         ({"model_name": "embedded", "engine": "chat"}, None),
         ({"model_name": "reference"}, None),
         ({"model_name": "m", "server_type": "vllm"}, "vllm"),
