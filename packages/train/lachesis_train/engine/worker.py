@@ -102,8 +102,10 @@ class EngineWorker:
     def _advance(self, version: str | None) -> None:
         batch = self._batches.setdefault(version, SamplingBatch(self.model, version, self._prefixes))
         new: list[SamplingTask] = []
+        usable = False
         try:
             self.versions.use(version)
+            usable = True
             for _ in range(STEPS_AT_ONCE):
                 new = self._admitted(version, batch)
                 if new:
@@ -117,7 +119,7 @@ class EngineWorker:
                 log.exception("sampling failed")
             failed = {id(request): request for request in (*new, *(row.request for row in batch.rows))}
             with self._changed:
-                if isinstance(error, RequestError):  # the version cannot be loaded
+                if not usable or isinstance(error, RequestError):  # those that wait would fail in the same way
                     failed |= {id(request): request for request in self._waiting.pop(version, ())}
             self._batches.pop(version)
             for request in failed.values():

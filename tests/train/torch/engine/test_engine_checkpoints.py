@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import random
 import signal
 import threading
@@ -214,3 +215,19 @@ def test_weights_that_a_completion_still_needs_are_kept(
     assert {file.stem for file in checkpoints.find(paths[5]).file.parent.iterdir()} == {
         f"{EPHEMERAL}{number}" for number in (4, 5)
     }
+
+
+def test_requests_for_weights_whose_file_cannot_be_read_are_answered_and_others_go_on(
+    checkpoints: Checkpoints, model: Model, trained: TrainingModel
+) -> None:
+    path = checkpoints.save(model, trained, SAMPLER_WEIGHTS, "torn")
+    file = checkpoints.find(path).file
+    file.write_bytes(file.read_bytes()[:-1000])
+    worker, answers = EngineWorker(model, Versions(model, checkpoints)), queue.Queue[SamplingTask | Exception]()
+    for _ in range(2):
+        worker.sample(path, SamplingTask([1, 2, 3], 1, SamplingParameters(max_tokens=2), answers.put))
+    worker.start()
+    assert [type(answers.get(timeout=60)).__name__ for _ in range(2)] == ["SafetensorError"] * 2
+    worker.sample(None, SamplingTask([1, 2, 3], 1, SamplingParameters(max_tokens=2), answers.put))
+    assert isinstance(answers.get(timeout=60), SamplingTask)
+    worker.close()
