@@ -93,24 +93,43 @@ if not mark.exists():
     assert supervisor.restarts == {"server": 1, "main": 1}
 
 
-async def test_ctrl_c_lets_processes_finish_the_last_one_first(tmp_path: Path) -> None:
-    code = """
-import signal, sys, time
+ENDING = """
+import pathlib, signal, sys, time
+folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+def wait_for(*others):
+    while not all((folder / other).exists() for other in others):
+        time.sleep(0.01)
 def end(*_):
+    signal.signal(signal.SIGTERM, lambda *_: (folder / f"{name} told again").touch())
+    (folder / f"{name} told").touch()
+    wait_for(*sys.argv[3:])
+    (folder / f"{name} ended").touch()
     print("ended", flush=True)
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
 print("ready", flush=True)
 while True: time.sleep(60)
 """
-    supervisor, lines = supervised(tmp_path, part("main", code), part("other", code))
+
+
+async def test_ctrl_c_ends_the_main_part_with_those_after_it_and_then_what_they_need(tmp_path: Path) -> None:
+    last = ("main ended", "one ended", "two ended")
+    supervisor, lines = supervised(
+        tmp_path,
+        part("before", ENDING, str(tmp_path), "before", *last),
+        part("main", ENDING, str(tmp_path), "main", "one told", "two told"),
+        part("one", ENDING, str(tmp_path), "one", "main told", "one told again"),
+        part("two", ENDING, str(tmp_path), "two", "main told", "two told again"),
+    )
     run = asyncio.create_task(supervisor.run())
     async with asyncio.timeout(60):
-        while not {"main: ready", "other: ready"} <= set(lines):  # noqa: ASYNC110 - of other processes
+        while sum(line.endswith(": ready") for line in lines) < 4:  # noqa: ASYNC110 - of other processes
             await asyncio.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
     assert await run == 130
-    assert [line for line in lines if line.endswith("ended")] == ["other: ended", "main: ended"]
+    ended = [line for line in lines if line.endswith(": ended")]
+    assert (ended[0], ended[-1]) == ("main: ended", "before: ended")
+    assert sorted(ended[1:-1]) == ["one: ended", "two: ended"], "told again when main had ended, which they need"
 
 
 STUBBORN = """

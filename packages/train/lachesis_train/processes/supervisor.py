@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from backends.errors import ExitCode
 from backends.tasks import run_all
@@ -151,27 +151,44 @@ class Supervisor:
 
     def _interrupt(self, interrupted: asyncio.Event) -> None:
         if not interrupted.is_set():
-            self.note("stopping: the processes finish their current work; interrupt again to end them at once")
+            self.note(f"stopping: {self.main} finishes its current work; interrupt again to end all processes at once")
             interrupted.set()
             return
         for process in self.running.values():
             process.kill()
 
     async def _end(self, *, patient: bool) -> None:
-        """End what still runs, the last part first, each while those that it needs are there.
+        """End what still runs: the main part and those after it together, then those before it, the last one first.
 
-        `patient`: a part may finish what it is at. Otherwise it is asked twice, which says that there is no use in it.
+        The main part is told first, so that it begins nothing with what is left of the others when some have gone.
+
+        `patient`: a part may finish what it is at, while the main part is there.
         """
-        for part in reversed(self.parts):
-            process = self.running.get(part.name)
-            if process is None:
-                continue
-            ending = asyncio.ensure_future(process.ended())
-            for limit in (part.grace,) if patient else (1.0, part.grace):
-                process.signal(signal.SIGTERM)
-                await asyncio.wait({ending}, timeout=limit)
-            process.kill()
-            await ending
+        at = [part.name for part in self.parts].index(self.main)
+        useless = asyncio.ensure_future(self._useless(patient=patient))
+        await run_all([self._end_part(part, useless) for part in self.parts[at:]])
+        for part in reversed(self.parts[:at]):
+            await self._end_part(part, useless)
+        useless.cancel()
+
+    async def _useless(self, *, patient: bool) -> None:
+        """Wait until there is no use in what the parts are still at."""
+        await asyncio.sleep(1.0)
+        if patient and (main := self.running.get(self.main)) is not None:
+            await main.ended()
+
+    async def _end_part(self, part: Part, useless: asyncio.Future[Any]) -> None:
+        """Ask a part to end, and again where there is no use in what it is at."""
+        process = self.running.get(part.name)
+        if process is None:
+            return
+        ending = asyncio.ensure_future(process.ended())
+        process.signal(signal.SIGTERM)
+        await asyncio.wait([ending, useless], timeout=part.grace, return_when=asyncio.FIRST_COMPLETED)
+        process.signal(signal.SIGTERM)
+        await asyncio.wait([ending], timeout=part.grace)
+        process.kill()
+        await ending
 
 
 def _described(code: int) -> str:
