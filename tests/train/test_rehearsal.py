@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import pytest
 from backends.errors import SettingsError
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_train.rehearsal.fleet import SimulatedTurn, Workload, recorded_workload
-from lachesis_train.rehearsal.play import RehearsalPlan, rehearse
+from lachesis_train.rehearsal.play import RehearsalMark, RehearsalPlan, rehearse, result_of
 from lachesis_train.rehearsal.virtual_time import run_in_virtual_time
 from lachesis_train.rollout_api_sink import RolloutApiSink
 from lachesis_train.verbs import train
-from lachesis_train.verbs.rehearse import cuts
+from lachesis_train.verbs.rehearse import advice, cuts
 
 ONE_TURN = Workload((1, 1), (100, 100), (0, 0))
 
@@ -101,6 +102,54 @@ def test_groups_without_a_signal_and_long_sequences_are_not_trained() -> None:
     some = [[[SimulatedTurn(100, 0.0)]], [[SimulatedTurn(300, 0.0)]]]
     long = Workload((1, 1), (1, 1), (0, 0), recorded=some)
     assert rehearse(plan(work=long, max_token_len=200)).too_long == pytest.approx(0.5, abs=0.15)
+
+
+EQUAL = Workload((1, 1), (100, 100), (0, 0), equal=0.995)
+ENDLESS = Workload((1, 1), (100, 100), (1e9, 1e9))
+
+
+@pytest.mark.parametrize(
+    ("facts", "ended", "first"),
+    [
+        (
+            {"max_token_len": 50},
+            "160 groups were played, 10 times as many as",
+            "100% of groups have a sequence that is",
+        ),
+        ({"work": EQUAL}, "160 groups were played, 10 times as many as", "(99|100)% of groups have equal rewards"),
+        (
+            {"work": EQUAL, "env": {"max_equal_groups": 8}},
+            "nothing is left to learn: 8 groups",
+            "100% of groups have eq",
+        ),
+        (
+            {"work": ENDLESS, "env": {"rollout_timeout": None}},
+            "waited 1 hours for a batch",
+            "the trainer waits 100% of",
+        ),
+    ],
+)
+def test_a_run_that_the_trainer_gets_too_little_of_ends_and_says_why(
+    facts: dict[str, Any], ended: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lachesis_train.rehearsal.play.LONGEST_WAIT", 3600.0)
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    played = plan(steps=4, **facts)
+    found = rehearse(played)
+    assert found.steps < 4
+    assert len(synced) <= 1, "a group that is left out waits for no disk"
+    assert ended in found.ended
+    assert re.match(f"Change first: {first}", advice(played, found))
+
+
+@pytest.mark.parametrize("batches", [0, 1, 2, 3])
+def test_figures_up_to_an_early_end_need_no_batches(batches: int) -> None:
+    marks = [RehearsalMark(10.0 * at, at, waited=10.0 * at) for at in range(batches + 1)]
+    end = RehearsalMark(10.0 * batches + 5, batches, waited=10.0 * batches + 5)
+    found = result_of(plan(), [*marks, end], 1, "stopped")
+    assert (found.steps, found.ended, found.trainer_waits) == (batches, "stopped", 1.0)
+    assert found.batches_per_hour == pytest.approx(3600 * max(0, batches - 1) / found.seconds)
 
 
 def test_the_work_of_an_earlier_run_is_read(tmp_path: Path) -> None:

@@ -32,6 +32,11 @@ from lachesis_train.trainer.batches import POLL
 
 TOO_LONG: Final = "too long"
 """The reason of groups with a sequence that the trainer does not take."""
+MOST_GROUPS: Final = 10
+"""Groups that are played at most for each one that the steps need. Where fewer than a tenth are delivered, the run ends
+early: it has shown what is wrong, and takes the longer the fewer there are; without any it would never end."""
+LONGEST_WAIT: Final = 86_400.0
+"""Seconds that the trainer waits for a batch at most, where groups do not even end."""
 IDLE_BYTES: Final = 91e6
 ROLLOUT_BYTES: Final = 104e3
 """Memory of the environment's process: without a rollout, and for each one in flight (docs/benchmarks.md, Memory)."""
@@ -71,9 +76,10 @@ class RehearsalPlan:
 
 @dataclass(frozen=True)
 class RehearsalMark:
-    """Totals at the moment at which the trainer received a batch."""
+    """Totals at the moment at which the trainer received a batch, or at an early end."""
 
     seconds: float = 0.0
+    batches: int = 0
     tokens: int = 0
     busy: float = 0.0
     """Seconds of all places of the servers with a request."""
@@ -91,6 +97,11 @@ class RehearsalMark:
     """Looks, one each second, by the setting that bounds the groups in flight."""
 
 
+class _Sink(RolloutApiSink[dict[str, Any]]):
+    async def _write_refused(self, line: Mapping[str, Any], group: bytes = b"null") -> None:
+        """Nobody reads it, and a rehearsal shall not wait for a disk."""
+
+
 class Rehearsal:
     """One run; `play` it inside `run_in_virtual_time`."""
 
@@ -103,7 +114,7 @@ class Rehearsal:
         trainer = TrainerInfo(plan.batch_size, plan.max_token_len)
         self.api = MemoryApi(self.outbox, trainer, group_size=size, num_steps=plan.steps)
         self.console = Console(file=io.StringIO())
-        self.sink: RolloutApiSink[dict[str, Any]] = RolloutApiSink(
+        self.sink = _Sink(
             config.model_copy(update={"total_steps": -1, "steps_per_eval": 0}),
             workers=plan.workers,
             build=self._decide,
@@ -116,12 +127,16 @@ class Rehearsal:
         self.trained = 0
         """Steps that the weights contain."""
         self.marks = [RehearsalMark()]
+        self.ended = ""
+        """Why it ended before its last step."""
+        self._asked = 0.0
+        """When the trainer began to wait for the next batch."""
         self.most_playing = 0
         self._items = itertools.count()
         self._limits = Counter[str]()
 
     async def play(self) -> list[RehearsalMark]:
-        """A mark for the start and for each batch."""
+        """A mark for the start, for each batch, and for the end where it comes before the last batch."""
         pipeline = Pipeline(
             title="rehearsal",
             next_item=self._next_item,
@@ -131,8 +146,11 @@ class Rehearsal:
             brake=FailureBrake(self.console, 0),
             timeout=longest_group(self.plan.config),
         )
-        others = asyncio.gather(self._train(), self._look(pipeline))
+        others = asyncio.gather(self._train(pipeline), self._look(pipeline))
         await pipeline.run()
+        if self.marks[-1].batches < self.plan.steps:
+            self.ended = pipeline.reason
+            self._mark()
         others.cancel()
         with suppress(asyncio.CancelledError):
             await others
@@ -169,31 +187,48 @@ class Rehearsal:
             return LeftOut(TOO_LONG, f"{longest} tokens", size, [0.0, 1.0])
         return Kept(group, size, rewards=[0.0, 1.0])
 
-    async def _train(self) -> None:
+    async def _train(self, pipeline: Pipeline[dict[str, Any]]) -> None:
         clock, plan = asyncio.get_running_loop().time, self.plan
         while self.trained < plan.steps:
-            asked = clock()
-            while (batch := self.api.batch()) is None:  # noqa: ASYNC110 - trainers poll
+            self._asked = clock()
+            while (batch := self.api.batch()) is None:
+                if reason := self._in_vain():
+                    pipeline.stop(reason)
+                    return
                 await asyncio.sleep(POLL)
-            state, last = self.outbox.state, self.marks[-1]
             sequences = [pair for each in batch for pair in zip(each["tokens"], each["versions"], strict=True)]
             lag = plan.max_policy_lag
             kept = [tokens for tokens, version in sequences if lag is None or self.trained - version <= lag]
-            mark = RehearsalMark(
-                clock(),
-                self.fleet.tokens,
-                self.fleet.busy(),
-                last.waited + clock() - asked,
-                last.trained + len(kept),
-                last.off_policy + len(sequences) - len(kept),
-                Counter(state.refused),
-                Counter(state.ages),
-                Counter(self._limits),
-            )
-            self.marks.append(mark)
+            self._mark(batches=1, trained=len(kept), off_policy=len(sequences) - len(kept))
             tokens = sum(kept) + plan.prompt_tokens * len(kept)
             await asyncio.sleep(plan.step_seconds + tokens / (plan.trained_per_second or float("inf")))
             self.trained += 1
+
+    def _in_vain(self) -> str:
+        """Why the trainer waits for no batch any longer; empty while it does."""
+        finished = self.outbox.state.delivered + self.outbox.state.refused.total()
+        needed = self.plan.steps * self.plan.batch_size // self.plan.config.group_size
+        if finished >= MOST_GROUPS * needed:
+            return f"{finished} groups were played, {MOST_GROUPS} times as many as the steps need"
+        if asyncio.get_running_loop().time() - self._asked > LONGEST_WAIT:
+            return f"the trainer waited {LONGEST_WAIT / 3600:.0f} hours for a batch"
+        return ""
+
+    def _mark(self, batches: int = 0, trained: int = 0, off_policy: int = 0) -> None:
+        now, state, last = asyncio.get_running_loop().time(), self.outbox.state, self.marks[-1]
+        mark = RehearsalMark(
+            now,
+            last.batches + batches,
+            self.fleet.tokens,
+            self.fleet.busy(),
+            last.waited + now - self._asked,
+            last.trained + trained,
+            last.off_policy + off_policy,
+            Counter(state.refused),
+            Counter(state.ages),
+            Counter(self._limits),
+        )
+        self.marks.append(mark)
 
     async def _look(self, pipeline: Pipeline[dict[str, Any]]) -> None:
         while True:
@@ -205,8 +240,12 @@ class Rehearsal:
 
 @dataclass(frozen=True)
 class RehearsalResult:
-    """Figures from the first batch after the start-up, a quarter of the steps, to the last batch."""
+    """Figures from the first batch after the start-up, a quarter of the steps, to the last one, or to an early end."""
 
+    steps: int
+    """Batches that the trainer received."""
+    ended: str
+    """Why there are no more; empty if there are all."""
     seconds: float
     rollouts_per_second: float
     """That are trained."""
@@ -236,12 +275,14 @@ def rehearse(plan: RehearsalPlan) -> RehearsalResult:
     """Play the plan; takes no real time but that of the computation."""
     with tempfile.TemporaryDirectory() as folder:
         rehearsal = Rehearsal(plan, Path(folder))
-        return result_of(plan, run_in_virtual_time(rehearsal.play()), rehearsal.most_playing)
+        return result_of(plan, run_in_virtual_time(rehearsal.play()), rehearsal.most_playing, rehearsal.ended)
 
 
-def result_of(plan: RehearsalPlan, marks: Sequence[RehearsalMark], most_playing: int) -> RehearsalResult:
-    """The figures between two marks."""
-    first, last = marks[max(1, (len(marks) - 1) // 4)], marks[-1]
+def result_of(
+    plan: RehearsalPlan, marks: Sequence[RehearsalMark], most_playing: int, ended: str = ""
+) -> RehearsalResult:
+    """The figures between two marks; from the start, if there was no batch."""
+    first, last = marks[max(1, (len(marks) - 1) // 4) if len(marks) > 2 else 0], marks[-1]
     seconds = last.seconds - first.seconds
     ages, left_out = Counter(last.ages) - Counter(first.ages), Counter(last.left_out) - Counter(first.left_out)
     trained, off_policy = last.trained - first.trained, last.off_policy - first.off_policy
@@ -249,10 +290,12 @@ def result_of(plan: RehearsalPlan, marks: Sequence[RehearsalMark], most_playing:
     tokens = (last.tokens - first.tokens) / seconds
     rollouts = most_playing * plan.config.group_size
     return RehearsalResult(
+        steps=last.batches,
+        ended=ended,
         seconds=seconds,
         rollouts_per_second=trained / seconds,
         tokens_per_second=tokens,
-        batches_per_hour=3600 * (len(marks) - 1 - marks.index(first)) / seconds,
+        batches_per_hour=3600 * (last.batches - first.batches) / seconds,
         staleness=sum(age * count for age, count in ages.items()) / max(1, ages.total()),
         oldest=max(ages, default=0),
         servers_idle=1 - (last.busy - first.busy) / (seconds * plan.servers * plan.places),

@@ -68,7 +68,9 @@ def show_rehearsal(plan: RehearsalPlan, console: Console, *, as_json: bool) -> N
     if as_json:
         print(json.dumps({**asdict(found), "cuts": cuts(plan), "advice": advice(plan, found)}))
         return
-    table = Table(title=f"{plan.steps} steps in virtual time, the first quarter not counted", show_header=False)
+    table = Table(
+        title=f"{found.steps} of {plan.steps} steps in virtual time, the first quarter not counted", show_header=False
+    )
     for name, text in (
         ("throughput", f"{found.rollouts_per_second:.2f} rollouts/s, {found.tokens_per_second:,.0f} tokens/s"),
         ("batches", f"{found.batches_per_hour:.1f} an hour"),
@@ -83,7 +85,8 @@ def show_rehearsal(plan: RehearsalPlan, console: Console, *, as_json: bool) -> N
     ):
         table.add_row(name, text)
     console.print(table)
-    for line in (*cuts(plan), advice(plan, found)):
+    early = [f"Ended after {found.steps} of {plan.steps} steps: {found.ended}."] if found.ended else []
+    for line in (*early, *cuts(plan), advice(plan, found)):
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -101,6 +104,11 @@ def cuts(plan: RehearsalPlan) -> list[str]:
 def advice(plan: RehearsalPlan, found: RehearsalResult) -> str:
     """One sentence: what bounds the run, and what to change first."""
     idle, waits = f"{found.servers_idle:.0%} of the servers' places are idle", f"{found.trainer_waits:.0%}"
+    if found.without_signal > 1 - MUCH:
+        return (
+            f"Change first: {found.without_signal:.0%} of groups have equal rewards and teach nothing; play items that "
+            "are neither solved nor too hard."
+        )
     if found.too_long > MUCH:
         return (
             f"Change first: {found.too_long:.0%} of groups have a sequence that is too long; raise "
