@@ -143,7 +143,7 @@ class RunningFigures:
             self._mean_due = now + max(1.0, 50 * (time.monotonic() - now))
         if self.scores:
             of = f" (the latest {self.window} items)" if found.forgot else ""
-            yield "mean", "no rollout has a score" if math.isnan(self._mean.mean) else f"{self._mean}{of}"
+            yield "mean", "no score yet" if math.isnan(self._mean.mean) else f"{self._mean}{of}"
         yield "outcomes", listed(found.outcomes.most_common())
         if unscored := [(kind, count) for kind, count in found.unscored.most_common() if self._asks_for(kind)]:
             of = f"{sum(count for _, count in unscored)} of {found.outcomes.total()}"

@@ -73,7 +73,7 @@ def main(
             error = SettingsError(f"{short[setting]}: {error}")
         return report_error(error, console)
     except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print("stopped; finished work is kept, start again to continue")
+        console.print("stopped; finished work is saved: run the same command to continue")
         return ExitCode.STOPPED
 
 

@@ -277,7 +277,7 @@ async def _into_files(
         await pipeline.run()
     except asyncio.CancelledError:
         folder = shlex.quote(str(sink.files.groups.parent))
-        print_prose(env.console, f"finished work is in {folder}; to look at it: {program()} view {folder}")
+        print_prose(env.console, f"look at what is finished: {program()} view {folder}")
         raise
     assert sink.summary is not None
     return RunResult(

@@ -159,7 +159,8 @@ class RunResult:
         waiting = f", plus {summary.seconds_waiting:.1f} s waiting for servers and sandboxes"
         if max(summary.seconds_own, summary.seconds_waiting) >= 0.05:
             waited = waiting if summary.seconds_waiting >= 0.05 else ""
-            yield "time", f"{summary.seconds_own:.1f} s per rollout{waited}"
+            own = f"per rollout {summary.seconds_own:.1f} s in model and tools{waited}"
+            yield "time", f"{self.seconds:.1f} s for this start; {own}"
         yield from summary.cost_rows()
         if self.tokens and not summary.uncounted_requests:
             rate = self.tokens / max(self.seconds, 1e-9)

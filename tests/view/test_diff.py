@@ -65,7 +65,7 @@ async def pages(root: Path, tmp_path: Path) -> AsyncIterator[Any]:
 async def test_the_same_item_of_two_runs_is_compared_and_the_settings_that_differ_are_named(pages: Any) -> None:
     status, html = await pages("diff", a="a run/0/0", b="later/0/0")
     assert status == 200 and "<h1>a run, group 0, rollout 0 and later, group 0, rollout 0</h1>" in html
-    assert "They are of the same item." in html and "their prompts differ" in html
+    assert "Both are of the same item." in html and "their prompts differ" in html
     assert "<code>0.125</code>" in html and "1 setting of the runs differs" in html
     assert "/rollout/a%20run/0/0" in html and "/rollout/later/0/0" in html and 'id="parted"' not in html
     status, html = await pages("diff", a="a run/0/0", b="a run/0/1")
@@ -160,6 +160,8 @@ def test_siblings_part_where_they_say_something_else(root: Path) -> None:
         assert [turns[1], turns[2]] == [at or 0 for at in beside], place
     same = {**group, "rollouts": [group["rollouts"][0]] * 2}
     assert [(each["turn"], each["said"]) for each in partings(same, 0)] == [(None, "")]
+    same["rollouts"][1] = {**same["rollouts"][1], "completion_tokens": 1_000_000}
+    assert [(each["turn"], each["said"]) for each in partings(same, 0)] == [(1, "an answer that was not kept")]
     assert partings({**group, "rollouts": group["rollouts"][:1]}, 0) == []
 
 

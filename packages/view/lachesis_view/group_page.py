@@ -103,12 +103,14 @@ def partings(group: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
             continue
         messages = stored_messages(group, other)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == _said(pair[1]), zip(own, messages, strict=False)))
-        parts = same < max(len(own), len(messages))
+        kept = same < max(len(own), len(messages))
+        # What was sampled and not kept, as an answer that could not be read, is in no conversation.
+        parts = kept or rollouts[n].get("completion_tokens") != other.get("completion_tokens")
         parting = [each[same].get("role") == "assistant" for each in (asked, messages) if same < len(each)]
         answers = sum(message.get("role") == "assistant" for message in messages[:same])
         turn = max(0, answers - (not all(parting)))  # what follows an answer is of its turn
         gain = None if mine is None or other["reward"] is None else other["reward"] - mine
-        said = _brief(messages[same]) if same < len(messages) else "it ends"
+        said = _brief(messages[same]) if same < len(messages) else "it ends" if kept else "an answer that was not kept"
         found.append(
             {"n": m, "same": same, "turn": turn if parts else None, "said": said * parts, **_facts(other, gain)}
         )

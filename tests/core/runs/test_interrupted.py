@@ -85,7 +85,7 @@ def test_an_interrupted_conversation_is_kept_and_its_rollout_is_played_again(
         run.send_signal(number)
         code, output = ended(run)
         assert code == 130, output
-        assert f"finished work is in {tmp_path}; to look at it: lachesis view {tmp_path}" in output
+        assert f"look at what is finished: lachesis view {tmp_path}" in output
         failed = lines(tmp_path / "failed_trajectories.jsonl")
         assert [entry["outcome"] for entry in failed] == ["interrupted"] * 4
         assert {(entry["reward"], entry["completed"]) for entry in failed} == {(None, False)}
@@ -143,6 +143,6 @@ def test_ctrl_c_pressed_many_times_is_one_and_the_run_puts_away_what_it_has(tmp_
             run.send_signal(signal.SIGINT)
             time.sleep(0.02)
         code, output = ended(run)
-    assert code == 130 and output.splitlines()[-1].startswith("stopped; finished work is kept"), output
+    assert code == 130 and output.splitlines()[-1].startswith("stopped; finished work is saved"), output
     assert len(lines(tmp_path / "failed_trajectories.jsonl")) == 4
     assert not {"Traceback", "KeyboardInterrupt", "destroyed", "Unclosed"}.intersection(output.split()), output

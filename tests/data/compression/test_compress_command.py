@@ -154,7 +154,9 @@ def test_where_nothing_fits_it_says_what_the_protected_turns_take(
 ) -> None:
     assert compress("--extractive", "--output", "a.jsonl", "--target_max_tokens", "100") == 1
     said = capsys.readouterr().err
-    assert "still over the limit, 4 of 5; in 4 the protected turns alone take " in said and " of 100 tokens" in said
+    assert (
+        "still over the limit, 4 of 5; in 4 the protected turns alone take " in said and " and the limit is 100" in said
+    )
     assert "protected_turns in --config: last_n_turns 4, first_system, first_human, first_gpt, first_tool" in said
     marks = [entry[MARK] for entry in read_lines(folder / "a.jsonl") if entry[MARK]["error"] is None]
     for mark in marks:

@@ -171,7 +171,7 @@ class AuditPlan:
         except NoSolution as error:
             if facts.has_reference is None:
                 facts.has_reference = False
-                facts.left_out.append(f"the reference policy: {error}; so whether full marks are possible is unknown")
+                facts.left_out.append(f"the reference policy: {error}; so full marks may be impossible")
             else:
                 self._leave_out(f"the reference policy on item {item}: {error}")
 

@@ -289,7 +289,8 @@ def _why_over(settings: CompressionFileSettings, totals: CompressionTotals) -> s
     if alone:
         typical, most = int(median(alone)), max(alone)
         said.append(
-            f"in {len(alone)} the protected turns alone take {typical:,} of {target:,} tokens (at most {most:,})"
+            f"in {len(alone)} the protected turns alone take {typical:,} tokens (at most {most:,}), and the limit is "
+            f"{target:,}"
         )
     if rest := [tokens for tokens in totals.over if tokens <= target]:
         said.append(

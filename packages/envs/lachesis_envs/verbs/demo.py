@@ -172,8 +172,8 @@ def _between(play: Act, results: Mapping[str, Any], rollouts: Sequence[Mapping[s
     if play.folder == "stock-base" and trained.scored:
         base = results["stock-base"].summary
         return (
-            f"As it is, the model earns {base.reward.mean:.2f} on average: it guesses, where only the tool knows. With "
-            f"an adapter of 0.8 MB, trained for half an hour on two cores, on 48 examples and then by rewards, it "
+            f"Untrained, the model earns {base.reward.mean:.2f} on average: it guesses instead of asking the tool. "
+            f"With an adapter of 0.8 MB, trained for half an hour on two cores, on 48 examples and then by rewards, it "
             f"earns {trained.reward.mean:.2f}, on items that the training has not seen:"
         )
     return _why_it_fails(rollouts) if play.folder == "problems-base" else ""
