@@ -39,6 +39,7 @@ def group_body(
     p: float = -0.5,
     repaired_calls: Sequence[tuple[int, int]] = (),
     split: SplitRollouts = SplitRollouts.FINAL,
+    outcome: str = "completed",
 ) -> dict[str, Any]:
     """The body of a group with one completion a rollout, every token of which has logprob `p`.
 
@@ -68,7 +69,7 @@ def group_body(
         reason = FinishReason.TOOL_CALLS if is_call else FinishReason.STOP
         history.append(ChatResponse(message, reason, sampling=SAMPLING, tokens=tokens))
         said = [{"role": "user", "content": question}, message.to_openai("reasoning")]
-        found = samples(history, rollout_id=f"{name}-{at}", outcome="completed")
+        found = samples(history, rollout_id=f"{name}-{at}", outcome=outcome)
         calls = repaired_calls[at] if repaired_calls else (0, 0)
         rollouts.append(RolloutSamples(f"{name}-{at}", score, found, said, repaired_calls=calls))
     settings = GroupSettings(len(rollouts), split_rollouts=split, ensure_scores_are_not_same=False)

@@ -162,8 +162,8 @@ def test_without_an_outcome_the_last_completion_says_whether_it_was_cut() -> Non
     assert _truncated({**given, "overrides": None}) == frozenset()
 
 
-def test_a_group_whose_rollouts_were_all_cut_off_is_a_group_without_training() -> None:
+def test_a_group_whose_rollouts_were_all_cut_off_is_left_out_and_not_refused() -> None:
     rollouts = [rollout(name, reward, outcome="context_exhausted") for name, reward in (("a", 1.0), ("b", 0.0))]
     batch = prepare([body(rollouts)], TrainingSettings(mask_truncated_completions=True))
-    assert not batch.samples
-    assert batch.skipped[0][0] == TRUNCATED != NO_SIGNAL
+    assert not batch.samples and not batch.refused
+    assert [each.skipped for record in batch.records([]) for each in record.samples] == [TRUNCATED] * 2

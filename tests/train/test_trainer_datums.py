@@ -21,6 +21,7 @@ from lachesis_tokens.samples.group_shapes import (
     RolloutSamples,
     TrainingGroup,
     build_group,
+    group_digest,
 )
 from lachesis_tokens.samples.samples import samples
 from lachesis_train.curves.metrics import step_metrics
@@ -30,6 +31,7 @@ from lachesis_train.trainer.datums import NO_SIGNAL, TOO_LONG, TOO_OLD, penalise
 from lachesis_train.trainer.settings import Settings, TrainingSettings
 from tests.run import some
 from tests.support.token_trees import END, UNTIMED, Tree, completion, trees
+from tests.support.trained_groups import group_body
 
 START = TokenPrefix([1, 2, 3])
 
@@ -201,7 +203,20 @@ def test_sequences_that_are_too_long_are_left_out_and_counted_and_the_baseline_s
     assert [name for name, _ in batch.left_out.values()] == [TOO_LONG, TOO_LONG]
     assert batch.samples[0].advantages[0] == 0.5
     assert batch.samples[0].scale == 1 / 7 / 2  # as if the rest of the rollout were trained
-    assert prepare([body(group)], TrainingSettings(max_token_trainer_length=10)).skipped[0][0] == TOO_LONG
+
+
+def test_a_group_whose_sequences_are_all_left_out_is_not_refused_and_each_has_its_own_reason() -> None:
+    group = group_body("g", "why", ["a", "b", "c" * 60], [0.0, 1.0, 0.5])
+    group["group_overrides"]["environment"] = "maze"
+    group["group_overrides"]["lachesis"] = group_digest(group)
+    rules = TrainingSettings(max_policy_lag=1, max_token_trainer_length=40)
+    batch = prepare([group], rules, run="run", step=5)
+    assert not batch.samples
+    assert not batch.refused
+    records = batch.records([])
+    line = step_metrics(StepRecord(step=6, version="run:6", groups=records))
+    assert (line["train/skipped/too_old"], line["train/skipped/too_long"]) == (2, 1)
+    assert (line["train/maze/refused"], line["train/maze/tokens"]) == (0, 0)
 
 
 def of_version(name: str, reward: float, version: str) -> RolloutSamples:

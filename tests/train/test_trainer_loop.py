@@ -198,8 +198,8 @@ class World:
                     assert answer.status == 200, await answer.text()
 
 
-def group(number: int, scores: Sequence[float] = (1.0, 0.0)) -> dict[str, Any]:
-    body = group_body(f"g{number}", f"question {number}", ["yes", "no"], scores)
+def group(number: int, scores: Sequence[float] = (1.0, 0.0), **more: Any) -> dict[str, Any]:
+    body = group_body(f"g{number}", f"question {number}", ["yes", "no"], scores, **more)
     body["group_overrides"]["group_id"] = f"g{number}"
     del body["env_id"]
     return body
@@ -268,6 +268,16 @@ async def test_a_batch_without_a_signal_is_a_step_without_an_update() -> None:
         assert lines[1]["train/skipped/same_scores"] == 2
         assert at.policy is not None
         assert at.policy.current.name.endswith(":3")
+
+
+async def test_batches_of_cut_off_rollouts_are_steps_without_an_update_and_do_not_end_the_run() -> None:
+    async with world() as at:
+        await at.post(*(group(number, outcome="context_exhausted") for number in range(3)), group(3))
+        assert await at.trainer(mask_truncated_completions=True).run() == 4
+        assert len(at.engine.weights) == 1
+        lines = list(read_lines(at.folder / "metrics.jsonl"))
+        assert [line.get("train/skipped/truncated") for line in lines] == [2, 2, 2, None]
+        assert not any("refused" in text for text in at.said)
 
 
 class Equal:

@@ -39,7 +39,8 @@ class GroupRecord:
     samples: Sequence[SampleRecord] = ()
     """One for each sequence of the body, in its order; empty where nothing is known of them but `skipped`."""
     skipped: str | None = None
-    """Why no sequence of it was trained, as a short name (`same_scores`, `stale`, `unproven`); None: some were."""
+    """Why the group as a whole was not trained, as a short name (`same_scores`, `unproven`); None: each sequence of it
+    says whether it was."""
     detail: str = ""
 
 

@@ -27,7 +27,7 @@ NO_SIGNAL = "same_scores"
 TOO_LONG = "too_long"
 TOO_OLD = "too_old"
 TRUNCATED = "truncated"
-"""Why a checked group, or a sequence of it, is not trained."""
+"""Why a checked group, or (all but the first) a single sequence of it, is not trained."""
 
 
 @dataclass(slots=True)
@@ -69,9 +69,9 @@ class PreparedBatch:
     samples: Sequence[TrainedSample]
     """Those that are trained."""
     skipped: Mapping[int, tuple[str, str]]
-    """Groups that are not: their place in the batch, the reason as a name, and in a sentence."""
+    """Groups that are refused or have no signal: their place in the batch, the reason as a name, and in a sentence."""
     left_out: Mapping[tuple[int, int], tuple[str, str]]
-    """Sequences of other groups that are not: (group, place)."""
+    """Sequences of other groups that are not, even if they are all of their group: (group, place)."""
     lags: Mapping[int, Sequence[int | None]]
     """For each sequence of a group that was not refused: see `SampleRecord.staleness`."""
     new_ids: Sequence[str]
@@ -157,18 +157,12 @@ def prepare(
             )
             continue
         cut = _truncated(body) if rules.mask_truncated_completions else frozenset()
-        trained = []
         for at, (sample, of_tokens) in enumerate(zip(group, advantages, strict=True)):
             if reason := _unwanted(sample, lags[number][at], rules, cut=sample.rollout in cut):
                 left_out[number, at] = reason
             else:
                 scale = 1 / sizes[sample.rollout] if rules.loss_average is LossAverage.SAMPLE else 1.0
-                trained.append(TrainedSample(number, at, sample, of_tokens, scale))
-        if trained:
-            chosen += trained
-        else:
-            name, detail = left_out[number, 0]
-            skipped[number] = (name, detail)
+                chosen.append(TrainedSample(number, at, sample, of_tokens, scale))
     total = rollouts if rules.loss_average is LossAverage.SAMPLE else tokens
     for each in chosen:
         each.scale /= total
