@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 LARGEST_LOG_RATIO = 20.0
-"""Log ratios are cut to this before they are exponentiated: one token must not turn a figure into infinity."""
+"""Log ratios are cut to this before they are exponentiated, in figures and in losses: one token must not turn any of
+these into infinity."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Source: the loss functions page of Tinker's documentation; `gspo` and `dppo` have the names and keys that SkyRL 0.4.0
 gives them on the same wire. `logprobs` are those of the model that is trained, `sampled` those of the model that
-sampled; a token with advantage (or weight) 0 adds nothing.
+sampled; a token with advantage (or weight) 0 adds nothing. A token that the two find likely to such a different degree
+that it cannot have been sampled has no gradient through its ratio, and makes none of another token infinite.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 
 import torch
 
+from lachesis_train.curves.estimators import LARGEST_LOG_RATIO
 from lachesis_train.engine.errors import RequestError
 
 Tensors = Mapping[str, torch.Tensor]
@@ -41,16 +43,25 @@ def _cross_entropy(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) 
 
 
 def _importance_sampling(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch.Tensor:
-    return -torch.exp(logprobs - inputs["logprobs"]) * inputs["advantages"]
+    return -_ratio(logprobs, inputs) * inputs["advantages"]
+
+
+def _ratio(logprobs: torch.Tensor, inputs: Tensors) -> torch.Tensor:
+    return _exp(logprobs - inputs["logprobs"])
+
+
+def _exp(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Without a gradient where it is cut."""
+    return torch.exp(log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
 
 
 def _ppo(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch.Tensor:
-    ratio, advantages = torch.exp(logprobs - inputs["logprobs"]), inputs["advantages"]
+    ratio, advantages = _ratio(logprobs, inputs), inputs["advantages"]
     return -torch.minimum(ratio * advantages, _clip(ratio, settings) * advantages)
 
 
 def _cispo(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch.Tensor:
-    ratio = torch.exp(logprobs - inputs["logprobs"]).detach()
+    ratio = _ratio(logprobs, inputs).detach()
     return -_clip(ratio, settings) * logprobs * inputs["advantages"]
 
 
@@ -58,18 +69,18 @@ def _gspo(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch.
     """GSPO-token (Zheng et al. 2025, arXiv 2507.18071): -min(s A, clip(s) A), where s has the value of exp(mean of
     log p - log q over the trained tokens of the sequence), and its gradient goes to the token: that of log p times s.
     With one advantage a sequence, value and gradient are those of GSPO. `weights` is 1 where a token is trained."""
-    ratio = _sequence_ratio(logprobs, inputs) * torch.exp(logprobs - logprobs.detach())
+    ratio = _exp(_sequence_log_ratio(logprobs, inputs) + (logprobs - logprobs.detach()))
     advantages = inputs["advantages"]
     return -torch.minimum(ratio * advantages, _clip(ratio, settings) * advantages) * inputs["weights"]
 
 
-def _sequence_ratio(logprobs: torch.Tensor, inputs: Tensors) -> torch.Tensor:
-    """The geometric mean of the ratios of the trained tokens of each token's sequence, without a gradient."""
+def _sequence_log_ratio(logprobs: torch.Tensor, inputs: Tensors) -> torch.Tensor:
+    """The mean log ratio of the trained tokens of each token's sequence, without a gradient."""
     sequences, trained = inputs["sequences"], inputs["weights"] != 0
     difference = (logprobs.detach() - inputs["logprobs"]).where(trained, 0.0)
     none = difference.new_zeros(len(sequences))
     sums, counts = (none.index_add(0, sequences, of.to(difference)) for of in (difference, trained))
-    return torch.exp(sums / counts.clamp(min=1))[sequences]
+    return (sums / counts.clamp(min=1))[sequences]
 
 
 def _dppo(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch.Tensor:
@@ -77,7 +88,7 @@ def _dppo(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch.
     but 0 where the token's probability p has already moved from q by more than delta the way that A pushes it: p - q >
     delta_high with A > 0, q - p > delta_low with A < 0. In the paper q is the probability at the sampler."""
     kept = ~_beyond_delta(logprobs, inputs, settings)
-    return -torch.exp(logprobs - inputs["logprobs"]) * inputs["advantages"] * kept
+    return -_ratio(logprobs, inputs) * inputs["advantages"] * kept
 
 
 def _beyond_delta(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch.Tensor:
@@ -90,12 +101,12 @@ def _clip(ratio: torch.Tensor, settings: Settings) -> torch.Tensor:
 
 
 def _ratio_beyond(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch.Tensor:
-    ratio = torch.exp(logprobs - inputs["logprobs"])
+    ratio = _ratio(logprobs, inputs)
     return _clip(ratio, settings) != ratio
 
 
 def _sequence_beyond(logprobs: torch.Tensor, inputs: Tensors, settings: Settings) -> torch.Tensor:
-    ratio = _sequence_ratio(logprobs, inputs)
+    ratio = _exp(_sequence_log_ratio(logprobs, inputs))
     return _clip(ratio, settings) != ratio
 
 
@@ -146,7 +157,8 @@ def loss_metrics(name: str, logprobs: torch.Tensor, inputs: Tensors, settings: S
         return metrics
     difference = (logprobs - inputs["logprobs"])[trained]
     metrics["sampler_minus_trainer_logprob:sum"] = float(-difference.sum())
-    metrics["ratio:sum"] = float(difference.exp().sum())
+    metrics["ratio:sum"] = float(_exp(difference).sum())
+    metrics["impossible_tokens:sum"] = float((difference.abs() > LARGEST_LOG_RATIO).sum())
     metrics["max_logprob_difference:max"] = float(difference.abs().max()) if len(difference) else 0.0
     if (clipped := LOSSES[name].clipped) is not None:
         metrics["clipped_tokens:sum"] = float((clipped(logprobs, inputs, settings) & trained).sum())

@@ -11,6 +11,7 @@ import torch
 
 from lachesis_train.engine import training
 from lachesis_train.engine.errors import RequestError
+from lachesis_train.engine.losses import LOSSES
 from lachesis_train.engine.model import LoraSpec, Model
 from lachesis_train.engine.training import TrainingDatum, TrainingModel, forward_backward, optim_step
 from tests.support.training_models import changed_adapter
@@ -108,6 +109,55 @@ def test_a_loss_and_its_gradients_are_those_of_the_plain_formula(
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-4, rtol=1e-3)
 
 
+IMPOSSIBLE = (-50.0, -100.0, -9999.0, -3e38)
+"""Logprobs of the sampler with which the ratio, or the norm of the gradients, was not finite in float32."""
+
+
+@pytest.mark.parametrize("impossible", IMPOSSIBLE)
+@pytest.mark.parametrize("loss", [name for name in PLAIN if name != "cross_entropy"])
+def test_a_step_with_a_token_that_cannot_have_been_sampled_is_that_without_it(
+    model: Model, trained: TrainingModel, loss: str, impossible: float
+) -> None:
+    """`cispo` gives it the weight of its bound, `gspo` takes its sequence out."""
+    data = batch(loss=loss)
+    places = slice(0, len(data[0].tokens)) if loss == "gspo" else slice(4, 5)
+    data[0].inputs["logprobs"][places] = impossible
+    result = forward_backward(model, trained, data, loss, CONFIGS.get(loss, {}), forward_only=False)
+    assert result.metrics["impossible_tokens:sum"] == (4 if loss == "gspo" else 1)
+    parameters = list(model.parameters(trained.adapter).values())
+    found = [parameter.grad.clone() for parameter in parameters]
+    optim_step(model, trained, {"learning_rate": 0.0})
+    if loss != "cispo":
+        data[0].inputs["weights" if loss == "gspo" else "advantages"][places] = 0.0
+        forward_backward(model, trained, data, loss, CONFIGS.get(loss, {}), forward_only=False)
+        for parameter, gradient in zip(parameters, found, strict=True):
+            torch.testing.assert_close(gradient, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("impossible", IMPOSSIBLE)
+@pytest.mark.parametrize("loss", [name for name in PLAIN if name != "cross_entropy"])
+def test_a_token_that_cannot_have_been_sampled_leaves_the_gradients_of_others_to_the_bit(
+    loss: str, impossible: float
+) -> None:
+    def gradients(sampled: float, advantage: float) -> list[float]:
+        logprobs = torch.tensor([-0.5, -1.0, -0.7, -0.2], requires_grad=True)
+        inputs = {
+            "logprobs": torch.tensor([-0.6, -1.1, sampled, -0.2]),
+            "advantages": torch.tensor([1.0, -0.5, advantage, 0.3]),
+            "weights": torch.ones(4),
+            "sequences": torch.tensor([0, 0, 1, 2]),
+        }
+        LOSSES[loss].compute(logprobs, inputs, LOSSES[loss].settings).sum().backward()
+        assert logprobs.grad is not None
+        return logprobs.grad.tolist()
+
+    for advantage in (1.0, -1.0):
+        *before, one, last = gradients(impossible, advantage)
+        wanted = gradients(-0.7, 0.0)
+        assert [*before, last] == [*wanted[:2], wanted[3]]
+        assert abs(one) <= (1.21 if loss == "cispo" else 0.0)
+
+
 def family(*, masked: bool) -> list[TrainingDatum]:
     """Rollouts of two prompts: suffixes of one token, sequences that are the beginning of others, and two of a kind."""
     random = np.random.default_rng(1)
@@ -178,7 +228,7 @@ def test_a_batch_that_fails_in_the_middle_leaves_the_gradients_as_they_were(
     forward_backward(model, trained, batch((5,)), "importance_sampling", {}, forward_only=False)
     before = [p.grad.clone() for p in model.parameters(trained.adapter).values()]
     broken = batch((31, 9))
-    broken[1].inputs["logprobs"][:] = -1e30  # a ratio that is not finite, in the second part
+    broken[1].inputs["advantages"][:] = 3e38  # their sum is not finite, in the second part
     with pytest.raises(RequestError, match="the loss is"):
         forward_backward(model, trained, broken, "importance_sampling", {}, forward_only=False)
     for parameter, gradient in zip(model.parameters(trained.adapter).values(), before, strict=True):
