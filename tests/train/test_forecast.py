@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from backends.errors import SettingsError
-from lachesis_train.trainer.forecast import ModelShape, Work, check_memory, memory_of_machine, memory_of_step
+from lachesis_tokens.prompts.vocabulary import ANY_ROW
+from lachesis_train.trainer.forecast import (
+    ModelShape,
+    Work,
+    check_memory,
+    memory_of_machine,
+    memory_of_step,
+    rows_of_model,
+)
 from lachesis_train.trainer.settings import EnvSettings, Settings, TrainingSettings
 
 SMOLLM2 = {
@@ -62,6 +70,16 @@ def test_the_memory_of_full_fine_tuning_is_about_what_was_measured(model: Path) 
     """The same in the second step, with Adam's moments and two versions of the weights that were sampled."""
     found = memory_of_step(ModelShape.of(model), settings(model, engine_full_finetuning=True), Work(1, 1024, 1))
     assert 0.85 < found / MIB / 5_491 < 1.15
+
+
+def test_the_rows_of_the_model_are_known_of_the_embedded_engine_on_any_device(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for device in ("cpu", "cuda"):
+        assert rows_of_model(settings(model, engine_device=device)) == 49152
+    assert rows_of_model(settings(model / "none")) == ANY_ROW
+    monkeypatch.setenv("TINKER_API_KEY", "tml-local")  # another engine, which knows what model that is
+    assert rows_of_model(settings(model)) == ANY_ROW
 
 
 def test_a_step_that_cannot_fit_is_refused_with_the_setting_to_change(model: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lachesis_messages.records.split_rollouts import SplitRollouts
+from lachesis_tokens.prompts.vocabulary import ANY_ROW
 from lachesis_tokens.samples.group_shapes import (
     samples_from_atropos,
     with_digest,
@@ -48,6 +49,23 @@ def test_a_proven_group_is_taken_as_it_is() -> None:
     assert [list(each.tokens) for each in found] == body["tokens"]
     assert [each.score for each in found] == [1.0, 0.0]
     assert len({each.rollout for each in found}) == 2
+
+
+@pytest.mark.parametrize("value", [-1e300, -1e39])
+def test_a_logprob_that_is_infinite_as_it_is_sent_to_an_engine_is_not_trained_on(value: float) -> None:
+    found = refusal(group_body("g", "q", ["yes", "no"], [1.0, 0.0], p=value))
+    assert (found.reason, "infinite in float32" in found.detail) == (Refusal.UNPROVEN, True)
+    assert checked_group(group_body("g", "q", ["yes", "no"], [1.0, 0.0], p=-1e38))
+
+
+@pytest.mark.parametrize(("given", "rows"), [(122, 122), (10**12, ANY_ROW)])
+def test_ids_that_are_no_rows_of_the_model_are_not_trained_on(given: int, rows: int) -> None:
+    def body(number: int) -> dict[str, Any]:
+        return stock(tokens=[[1, number, 3, 4], [1, 2, 5]])
+
+    with pytest.raises(GroupRefused, match=f"sequence 0: token ids .* {given}, .* the tokenizer of the trained model"):
+        checked_group(body(given), "allow", rows)
+    assert checked_group(body(121), "allow", rows)
 
 
 def _edited(place: str, value: Any) -> Any:

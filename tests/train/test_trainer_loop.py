@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -37,8 +38,9 @@ from tests.run import some
 from tests.support.ports import free_port
 from tests.support.stock_run_api import StockRunApi, run_api
 from tests.support.trained_groups import group_body
+from tests.train.test_forecast import SMOLLM2, model
 
-__all__ = ["run_api"]
+__all__ = ["model", "run_api"]
 
 
 @pytest.fixture(autouse=True)
@@ -403,6 +405,17 @@ async def test_batches_of_refused_groups_end_the_run_with_the_setting_to_change(
         assert at.engine.weights == ()
         assert len({text for text in at.said if "refused, uncertified" in text}) == 3, "a batch each"
         assert await at.trainer(uncertified="allow", run_dir=f"{at.folder}-b", num_steps=1).run() == 1
+
+
+async def test_groups_of_another_tokenizer_than_the_models_are_refused_before_the_engine_gets_them(
+    model: Path,
+) -> None:
+    (model / "config.json").write_text(json.dumps({**SMOLLM2, "vocab_size": 100}))
+    async with world() as at:
+        await at.post(*map(group, range(3)))
+        with pytest.raises(TrainingStopped, match=r"token ids from 3 to 121, and the model has 100 rows"):
+            await at.trainer(base_model=str(model)).run()
+        assert at.engine.weights == ()
 
 
 async def test_a_folder_of_other_settings_is_refused_with_the_differences() -> None:

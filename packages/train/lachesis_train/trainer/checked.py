@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
 from lachesis_messages.tokens import MASKED
+from lachesis_tokens.prompts.vocabulary import ANY_ROW
 from lachesis_tokens.samples.group_shapes import CERTIFICATE, group_problems, samples_from_atropos
 from lachesis_tokens.samples.samples import TokenSample
 from lachesis_tokens.samples.verification import verify
@@ -70,8 +71,13 @@ class CheckedSample:
     """The versions of the weights that sampled trained tokens of it, as far as the server reported them."""
 
 
-def checked_group(body: Mapping[str, Any], uncertified: Uncertified = "refuse") -> list[CheckedSample]:
+def checked_group(
+    body: Mapping[str, Any], uncertified: Uncertified = "refuse", rows: int = ANY_ROW
+) -> list[CheckedSample]:
     """The samples of one group, in its order. CPU-bound: some milliseconds for each 32k tokens.
+
+    Args:
+        rows: rows of the model's embedding; an id beyond is none of its tokens.
 
     Raises:
         Refused: the group must not be trained on.
@@ -101,6 +107,14 @@ def checked_group(body: Mapping[str, Any], uncertified: Uncertified = "refuse") 
         if not places.size or not places[0]:
             what = "its first token is trained, but nothing predicts it" if places.size else "it trains nothing"
             raise GroupRefused(Refusal.UNPROVEN, f"sequence {at}: {what}")
+        if min(sample.tokens) < 0 or max(sample.tokens) >= rows:
+            found_ids = f"token ids from {min(sample.tokens)} to {max(sample.tokens)}, and the model has {rows} rows"
+            raise GroupRefused(
+                Refusal.UNPROVEN, f"sequence {at}: {found_ids}; give the environment the tokenizer of the trained model"
+            )
+        logprobs = np.asarray(sample.logprobs, np.float64)[places]
+        if (abs(logprobs) > np.finfo(np.float32).max).any():
+            raise GroupRefused(Refusal.UNPROVEN, f"sequence {at}: the logprob {logprobs.min()} is infinite in float32")
         advantages = None
         if carried is not None:
             advantages = _of_tokens(f"advantages[{at}]", carried[at], len(sample.tokens))[places]
@@ -113,7 +127,7 @@ def checked_group(body: Mapping[str, Any], uncertified: Uncertified = "refuse") 
                 rollout=sample.rollout_id or str(at),
                 tokens=sample.tokens,
                 trained=places,
-                logprobs=np.asarray(sample.logprobs, np.float64)[places],
+                logprobs=logprobs,
                 score=scores[at],
                 own_score=sample.discarded and carried is not None and sample.rollout_id in judged,
                 advantages=advantages,

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis_messages.errors import MISSHAPEN
+from lachesis_tokens.prompts.vocabulary import ANY_ROW
 from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages, spread
 from lachesis_train.curves.records import SOUND, GroupRecord, SampleRecord
 from lachesis_train.curves.rollouts import certificate_of, override_of
@@ -116,12 +117,14 @@ def prepare(
     run: str = "",
     step: int = 0,
     seen: Container[str] = (),
+    rows: int = ANY_ROW,
 ) -> PreparedBatch:
     """Check the groups of a batch and give each trained token its advantage. CPU-bound.
 
     Args:
         run, step: the weights that are trained; `run` is what names of versions begin with.
         seen: ids of groups that were trained before.
+        rows: rows of the model's embedding.
     """
     skipped: dict[int, tuple[str, str]] = {}
     left_out: dict[tuple[int, int], tuple[str, str]] = {}
@@ -134,7 +137,7 @@ def prepare(
             group_id = (body.get("group_overrides") or {}).get("group_id")
             if group_id in seen or group_id in ids:
                 raise GroupRefused(Refusal.DUPLICATE, f"group {group_id} was trained before")
-            group = checked_group(body, rules.uncertified)
+            group = checked_group(body, rules.uncertified, rows)
             if rules.mask_truncated_completions and override_of(body, 0).get("tree"):
                 raise GroupRefused(Refusal.UNSUPPORTED, f"its rollouts branch, and {TREES_MASKED}")
         except GroupRefused as error:

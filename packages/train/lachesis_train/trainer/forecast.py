@@ -18,6 +18,7 @@ import orjson
 from backends.errors import SettingsError
 from backends.text import counted, duration
 from lachesis_tokens.prompts.model_folders import MADE, made_folder, model_folder
+from lachesis_tokens.prompts.vocabulary import ANY_ROW
 from lachesis_train.engine.limits import BATCH_TOKENS, FULL_IN_MEMORY, KEPT_TOKENS, LOGITS_AT_ONCE, MICRO_BATCH_TOKENS
 from lachesis_train.tinker_sdk import Datum, Training
 from lachesis_train.trainer.settings import Settings
@@ -236,11 +237,17 @@ def _limits(proc: Path, groups: Path) -> Iterator[int]:
                 continue
 
 
-def _shape(settings: Settings) -> ModelShape | None:
+def rows_of_model(settings: Settings) -> int:
+    """Rows of the embedding of the model that the embedded engine trains; `ANY_ROW` where that is not known."""
+    shape = _shape(settings, any_device=True)
+    return ANY_ROW if shape is None else shape.vocabulary
+
+
+def _shape(settings: Settings, *, any_device: bool = False) -> ModelShape | None:
     """None where the model is not trained by the CPU of this machine, or where its files are none of ours to read."""
     from lachesis_train.tinker_sdk import is_configured
 
-    if is_configured() or not settings.training.engine_device.startswith("cpu"):
+    if is_configured() or not (any_device or settings.training.engine_device.startswith("cpu")):
         return None
     name = settings.base_model
     if name in MADE and not (made_folder(name) / "config.json").is_file():

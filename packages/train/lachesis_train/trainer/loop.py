@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from backends.tasks import run_all
 from backends.text import counted
+from lachesis_tokens.prompts.vocabulary import ANY_ROW
 from lachesis_train.curves.recorder import TrainingRecorder
 from lachesis_train.curves.records import StepRecord
 from lachesis_train.policy import CurrentPolicy, PolicyVersion
@@ -25,7 +26,7 @@ from lachesis_train.trainer.checkpoints import REMEMBERED
 from lachesis_train.trainer.datums import PreparedBatch, penalise_divergence, prepare, with_signal
 from lachesis_train.trainer.engine_link import EngineLink
 from lachesis_train.trainer.engine_run import EngineRun, TrainingStopped
-from lachesis_train.trainer.forecast import forecast
+from lachesis_train.trainer.forecast import forecast, rows_of_model
 from lachesis_train.trainer.learning_rate import learning_rate
 from lachesis_train.trainer.losses import data_and_losses, ratio_bounds
 from lachesis_train.trainer.off_policy import correct, scored
@@ -71,6 +72,7 @@ class Trainer(EngineRun):
         self._group_ids: dict[str, None] = {}
         self._base: TinkerSampler | None = None
         self._policy: CurrentPolicy | None = None
+        self._rows = ANY_ROW
         self._registered = False
         self._refused_batches: set[int] = set()
         self._recording = 0.0
@@ -93,6 +95,7 @@ class Trainer(EngineRun):
         if self._policy is None:
             for line in await self._alive(forecast(self._training, settings)):
                 self._say(line)
+            self._rows = rows_of_model(settings)
             self._policy = CurrentPolicy(version)
         else:
             self._policy.restore(version)
@@ -131,7 +134,13 @@ class Trainer(EngineRun):
         step = self.step + 1
         with seconds("check"):
             prepared = await asyncio.to_thread(
-                prepare, batch.groups, settings.training, run=self._run_id, step=self.step, seen=self._group_ids
+                prepare,
+                batch.groups,
+                settings.training,
+                run=self._run_id,
+                step=self.step,
+                seen=self._group_ids,
+                rows=self._rows,
             )
         self._check_refused(batch, prepared)
         rate = learning_rate(settings.training, step, settings.num_steps)
