@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -20,7 +20,7 @@ from lachesis_tokens.prompts.vocabulary import ANY_ROW
 from lachesis_train.curves.recorder import TrainingRecorder
 from lachesis_train.curves.records import StepRecord
 from lachesis_train.policy import CurrentPolicy, PolicyVersion
-from lachesis_train.tinker_sdk import TinkerSampler, Trained
+from lachesis_train.tinker_sdk import TinkerSampler, Trained, TrainingEngineError
 from lachesis_train.trainer.batches import Batch, BatchSource
 from lachesis_train.trainer.checkpoints import REMEMBERED
 from lachesis_train.trainer.datums import PreparedBatch, penalise_divergence, prepare, with_signal
@@ -35,6 +35,8 @@ from lachesis_train.trainer.teacher import Teacher
 
 REFUSED_BATCHES: Final = 3
 """Batches in a row of which every group is refused after which the run stops: the next one will not be better."""
+_NAMED: Final = 16
+"""Groups of a batch that an error names."""
 _BASE_AT_ONCE: Final = 32
 """Sequences of which the base model computes logprobs at the same time."""
 
@@ -147,7 +149,7 @@ class Trainer(EngineRun):
         trained, figures = Trained((), {}), dict[str, float]()
         sampler = self._policy.current.sampler
         if prepared.samples and settings.training.needs_ratios:
-            with seconds("ratios"):
+            with seconds("ratios"), _naming(batch, prepared.new_ids):
                 before = await self._alive(self._training.forward(scored(prepared)))
                 prepared, figures = correct(prepared, before.logprobs, settings.training)
         if prepared.samples:
@@ -159,7 +161,7 @@ class Trainer(EngineRun):
                     await self._alive(self._penalise(prepared))
             prepared = with_signal(prepared)
         if prepared.samples:
-            with seconds("train"):
+            with seconds("train"), _naming(batch, prepared.new_ids):
                 data, parts = await asyncio.to_thread(data_and_losses, prepared, settings)
                 trained = await self._alive(self._training.step_in_parts(data, parts, settings.adam(rate)))
             with seconds("publish"):
@@ -238,6 +240,18 @@ class Trainer(EngineRun):
 
     async def _saved(self) -> None:
         await self._source.acknowledge(self._batch_id)
+
+
+@contextlib.contextmanager
+def _naming(batch: Batch, ids: Sequence[str]) -> Iterator[None]:
+    """Errors of the engine say of which batch and groups they are: the next start gets them again."""
+    try:
+        yield
+    except TrainingEngineError as error:
+        more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+        groups = f", with the groups {', '.join(ids[:_NAMED])}{more}" if ids else ""
+        error.args = (f"{error} (batch {batch.id}{groups})",)
+        raise
 
 
 class _Seconds:
