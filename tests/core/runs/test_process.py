@@ -535,7 +535,7 @@ def test_sigterm_ends_orderly_and_keeps_what_is_done(tmp_path: Path) -> None:
         output = child.communicate(timeout=200)[0]
     assert count >= 3
     assert child.returncode == 130, output
-    assert "start again to continue" in output
+    assert "run the same command to continue" in output
     assert "Traceback" not in output
     # A rollout that was stopped after a turn has a trajectory of it, and no record.
     assert {rollout["rollout_id"] for rollout in rollouts(groups)} == {
