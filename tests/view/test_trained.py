@@ -18,7 +18,7 @@ from lachesis_train.trainer.checkpoints import Checkpoint
 from lachesis_view import app as viewer
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
-from lachesis_view.html.rollout import title_of
+from lachesis_view.html.rollout import rollout_view, title_of
 from lachesis_view.index import Index
 from lachesis_view.token_text import vocabulary_of
 from lachesis_view.trained import LINES, as_group
@@ -230,3 +230,17 @@ def test_several_samples_of_a_rollout_are_one_rollout(root: Path) -> None:
     assert [rollout["reward"] for rollout in group["rollouts"]] == [1.0, 0.0], "not that of a discarded attempt"
     assert [rollout["messages"][0]["content"] for rollout in group["rollouts"]] == [ASKED, ASKED]
     assert second["rollout_id"] == group["rollouts"][0]["rollout_id"] and len(group["samples"]) == 4
+
+
+def test_what_was_sampled_and_not_kept_is_an_attempt_of_its_rollout(root: Path) -> None:
+    (line,) = map(json.loads, (root / "run/rollouts/step_00000.jsonl").read_text().splitlines())
+    assert [rollout["discarded"] for rollout in as_group(line)["rollouts"]] == [[], []]
+    texts = [[[False, "<user>"], [True, "<tool_call>{broken"]], None]
+    training = [{**each, "text": text} for each, text in zip(line["training"], texts, strict=True)]
+    asked = [messages[:1] for messages in line["messages"]]
+    first, second = as_group({**line, "messages": asked, "training": training})["rollouts"]
+    (attempt,) = first["discarded"]
+    assert attempt["messages"] == [{"role": "assistant", "content": "<tool_call>{broken"}] and second["discarded"] == []
+    shown = rollout_view({"rollouts": [first]}, first)
+    kinds = [(branch["kind"], len(branch["messages"])) for branch in shown["branches"]]
+    assert kinds == [("conversation", 1), ("attempt", 1)]

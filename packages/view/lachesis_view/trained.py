@@ -60,7 +60,8 @@ def _rollout(
     # A discarded attempt may have a score of its own.
     at = next((at for at, sample in zip(places, samples, strict=False) if not sample["discarded"]), places[0])
     training = line["training"][at]
-    messages = sent or _spelled(line["training"][places[0]]["text"] or ())
+    spelled = _spelled(line["training"][places[0]]["text"] or ())
+    messages = sent or spelled
     scores = line["scores"] or ()
     score = scores[at] if at < len(scores) else None
     reason = training["detail"]
@@ -78,6 +79,7 @@ def _rollout(
         "skipped": training["skipped"],
         "metrics": {} if training["staleness"] is None else {"staleness": training["staleness"]},
         "messages": messages,
+        "discarded": _not_kept(sent, spelled),
         "message_turns": _turns(messages, samples),
         "turns": sum(message["role"] == "assistant" for message in messages),
         "repaired_calls": training.get("repaired_calls") or (0, 0),
@@ -101,6 +103,17 @@ def _turns(messages: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str,
 def _spelled(text: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     """The decoded tokens as messages, where none were sent."""
     return [{"role": "assistant" if trained else "context", "content": part} for trained, part in text]
+
+
+def _not_kept(sent: Sequence[Mapping[str, Any]], spelled: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What was sampled for a conversation that has no answer, such as a call that could not be read."""
+    if not sent or any(message["role"] == "assistant" for message in sent):
+        return []
+    answers = [part for part in spelled if part["role"] == "assistant"]
+    return [
+        {"reason": "an answer that was not kept", "at": len(sent), "attempt": True, "edit": False, "messages": [part]}
+        for part in answers
+    ]
 
 
 def _message(message: Any) -> dict[str, Any]:
