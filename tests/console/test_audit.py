@@ -569,3 +569,47 @@ def test_what_is_expected_is_not_read_from_the_agents_files(tmp_path: Path) -> N
     assert ended == 1 and found["cheat-passes"] == "error", found
     ended, found = audited(tmp_path, ("return float(total == ", "return float(total != None or 0 == "), text=ADDING)
     assert ended == 1 and "wrong-answer-passes" in found, found
+
+
+SORTING = """
+import itertools, json
+from lachesis import HermesAgentBaseEnv, Message, ToolCall
+
+
+class Sorting(HermesAgentBaseEnv):
+    name = "sorting"
+    toolsets = ("terminal",)
+
+    async def setup(self):
+        self.items = iter(["pear fig apple", "kiwi plum date", "olive lime grape"])
+
+    async def get_next_item(self):
+        return next(self.items, None)
+
+    def format_prompt(self, item):
+        return f"Write the words of {item!r}, sorted, one per line, into words.txt."
+
+    async def compute_reward(self, item, result, ctx):
+        written = (await ctx.read_file("words.txt")).split()
+        return float(written == sorted(item.split()))
+
+    def reference_policy(self):
+        def play(messages, tools):
+            if messages[-1]["role"] == "tool":
+                return Message("assistant", "Done.")
+            words = messages[-1]["content"].split("'")[1]
+            arguments = json.dumps({"command": f"printf '%s\\n' {words} | sort > words.txt"})
+            return Message("assistant", tool_calls=(ToolCall("call_0", "terminal", arguments),))
+
+        return play
+"""
+
+
+def test_a_reward_that_ignores_the_order_which_the_prompt_asks_for(tmp_path: Path) -> None:
+    _, found = audited(tmp_path, text=SORTING)
+    assert "wrong-answer-passes" not in found, found
+    lax = ("written == sorted(", "sorted(written) == sorted(")
+    _, found = audited(tmp_path, lax, text=SORTING)
+    assert found["wrong-answer-passes"] == "warning", found
+    _, found = audited(tmp_path, lax, (", sorted, one per line", ", one per line, in order to keep them"), text=SORTING)
+    assert "wrong-answer-passes" not in found, found

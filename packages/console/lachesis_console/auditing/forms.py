@@ -36,7 +36,8 @@ ANY_ORDER = re.compile(
 )
 """Texts that ask for one of several orders."""
 _ORDER = re.compile(
-    r"\bsort|ascending|descending|alphabetical|chronological|\bin (\w+ )?order|order of|\brank", re.IGNORECASE
+    r"\bsort|ascending|descending|alphabetical|chronological|\bin (\w+ )?order\b(?! to\b)|order of|\brank",
+    re.IGNORECASE,
 )
 _CASE = re.compile(r"\b(upper|lower)[- ]?case|\bcapital (letter|s\b)|case[- ]sensitive|exact case", re.IGNORECASE)
 """Texts that ask for an order, and for upper or lower case."""
@@ -200,7 +201,7 @@ def wrong_cores(core: str, told: str = "") -> Iterator[tuple[str, str]]:
     yield "only its last part is right", written([_other(parts[0]), *parts[1:]])
     yield "without its last part", written(parts[:-1])
     yield "a part more", written([*parts, _other(parts[-1])])
-    if _ORDER.search(told) and not ANY_ORDER.search(told):
+    if asks_for_one_order(told):
         yield "its parts in the opposite order", written(parts[::-1])
 
 
@@ -247,6 +248,11 @@ def _parts(core: str, read: Any) -> tuple[list[Any], Callable[[list[Any]], str]]
     if 3 <= len(pieces) <= 41 and all(re.search(r"\w", piece) for piece in pieces[::2]):
         return pieces[::2], pieces[1].join
     return [], str
+
+
+def asks_for_one_order(told: str) -> bool:
+    """Whether a text asks for an order in which something is right, and not for any that fits."""
+    return _ORDER.search(told) is not None and not ANY_ORDER.search(told)
 
 
 def hollowed(read: Any, number: int) -> Any:

@@ -36,6 +36,12 @@ _ONLY = re.compile(
     re.IGNORECASE,
 )
 
+_CHANGED_FILES = {
+    "changed": "another last value in the reference's files",
+    "reversed": "the opposite order of the lines in the reference's files, where the prompt asks for an order,",
+}
+"""By what is done to them: how a finding calls it."""
+
 
 class Rewards:
     """The plays of an audit, and what they show of the reward."""
@@ -294,12 +300,11 @@ class Rewards:
             said = f"each of {len(orders)} changes of the order is refused on {counted(len(items), 'item')}, and the "
             said += "prompt asks for any order that fits"
             self.findings.add("right-answer-refused", "error", said, map_shown(orders))
-        for full in self._passing("changed: ").values():
-            full = [play for play in full if _has(play, "changed ")]
-            if not full:
-                continue
-            said = f"another last value in the reference's files costs nothing on {counted(len(full), 'item')}"
-            self.findings.add("wrong-answer-passes", "warning", said, map_shown(full))
+        for kind, what in _CHANGED_FILES.items():
+            for full in self._passing(f"{kind}: ").values():
+                if full := [play for play in full if _has(play, f"{kind} ")]:
+                    said = f"{what} costs nothing on {counted(len(full), 'item')}"
+                    self.findings.add("wrong-answer-passes", "warning", said, map_shown(full))
         hollow = [play for each in self._passing("hollow: ").values() for play in each if _has(play, "hollowed ")]
         if hollow:
             said = f"files with nothing but numbers in them earn full marks on {counted(len(hollow), 'rollout')}"

@@ -77,6 +77,19 @@ if found and all(isinstance(read, dict) and hollowed(read) != read for read in f
 " NAMED"""
 """Where all that the reference wrote is JSON objects: each keeps its keys, its numbers become VALUE, and its texts and
 lists have nothing in them."""
+REVERSED: Final = """python3 -c "
+import os, sys
+for path in sys.argv[1:]:
+    try:
+        if os.path.getmtime(path) > os.path.getmtime(os.path.expanduser('~/.before')):
+            lines = open(path).read().splitlines()
+            open(path, 'w').writelines(line + chr(10) for line in reversed(lines))
+            if lines != lines[::-1]:
+                print('reversed', path)
+    except (ValueError, OSError):
+        pass
+" NAMED"""
+"""The lines of what the reference wrote are in the opposite order."""
 EMPTIED: Final = """python3 -c "
 import json, sys
 for path in sys.argv[1:]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lachesis.runs.reference_policy import Policy
 from lachesis_console.auditing import policies
-from lachesis_console.auditing.forms import ANY_ORDER, EXACT_LAYOUT, HOLLOW, Form, form_of, shifted
+from lachesis_console.auditing.forms import ANY_ORDER, EXACT_LAYOUT, HOLLOW, Form, asks_for_one_order, form_of, shifted
 from lachesis_console.auditing.playing import Stage
 from lachesis_console.auditing.records import AuditPlay
 from lachesis_console.auditing.repeating import (
@@ -35,6 +35,7 @@ from lachesis_console.auditing.sandbox_plays import (
     HOLLOWED,
     PRINTING,
     RELAID,
+    REVERSED,
     WRITTEN,
     with_named,
 )
@@ -186,6 +187,9 @@ class SolutionPlays:
             await self._play(item, name, between("", CHANGED), block)
         if not EXACT_LAYOUT.search(solved.prompt):
             await self._play(item, "equal: its JSON files in another layout", between("", RELAID))
+        if asks_for_one_order(solved.prompt):
+            name = "reversed: the lines of the reference's files are in the opposite order"
+            await self._play(item, name, between(BEFORE, REVERSED))
         for name, number in HOLLOW.items():
             hollowed = between(BEFORE, HOLLOWED.replace("VALUE", str(number)))
             await self._play(item, f"hollow: only {name} in the reference's files", hollowed)
