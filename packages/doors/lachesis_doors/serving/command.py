@@ -99,7 +99,7 @@ async def _serve(given: argparse.Namespace, env: HermesAgentBaseEnv) -> None:
     try:
         standard = STANDARDS.load(given.standard)
     except ModuleNotFoundError as error:
-        package = f"lachesis-doors[{given.standard}]"
+        package = f"lachesis-rl[{given.standard}]"
         raise SettingsError(f"--as {given.standard} needs {error.name}: pip install '{package}'") from error
     if given.rows is not None and not hasattr(standard, "rows"):
         raise SettingsError(f"--rows has no meaning with --as {given.standard}, whose clients list the tasks")

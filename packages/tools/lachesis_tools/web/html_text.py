@@ -17,7 +17,7 @@ def html_text(page: bytes | str) -> tuple[str, str]:
     try:
         import trafilatura
     except ModuleNotFoundError:
-        raise SettingsError("HTML pages need trafilatura: pip install 'lachesis-tools[web]'") from None
+        raise SettingsError("HTML pages need trafilatura: pip install 'lachesis-rl[web]'") from None
     tree = trafilatura.load_html(page)
     if tree is None:  # it takes nothing for a page that does not say so at its beginning
         page = f"<html>{page}</html>" if isinstance(page, str) else b"<html>" + page + b"</html>"
