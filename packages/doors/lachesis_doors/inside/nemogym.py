@@ -90,7 +90,7 @@ class Guest:
         return {"item": {"number": number}, "tools": tools}
 
     async def open(self, item):
-        episode = (Steps if self.stepwise else Episode)(self, self.rows[item["number"]])
+        episode = (StepwiseEpisode if self.stepwise else Episode)(self, self.rows[item["number"]])
         await episode.begin()
         return episode
 
@@ -173,7 +173,7 @@ class Episode:
             await self.client.aclose()
 
 
-class Steps(Episode):
+class StepwiseEpisode(Episode):
     """A server in the style of Gymnasium: `/reset`, then `/step` with each message. A call is a step of its own."""
 
     async def begin(self):

@@ -56,9 +56,9 @@ class Guest:
         return {"item": {"number": number, "task": self.tasks[number].id}, "tools": self.tools}
 
     async def open(self, item):
-        conversation = Conversation(self, self.tasks[item["number"]])
-        await conversation.begin()
-        return conversation
+        episode = Episode(self, self.tasks[item["number"]])
+        await episode.begin()
+        return episode
 
 
 def described(function):
@@ -156,7 +156,7 @@ class CustomerLost(Exception):
     lost = True
 
 
-class Conversation:
+class Episode:
     def __init__(self, guest, task):
         self.guest, self.task = guest, task
         self.simulation = Simulation(task, guest)
