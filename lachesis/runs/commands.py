@@ -37,6 +37,7 @@ from lachesis.runs.own_code import code_of
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
 from lachesis.runs.prose import print_prose
+from lachesis.runs.reference_policy import ReferencePolicy
 from lachesis.runs.results import RunFiles, RunResult, program
 from lachesis.runs.run_folder import data_folder, unused
 from lachesis.settings.chosen import is_chosen
@@ -241,7 +242,7 @@ async def _into_files(
     sink = FileSink(
         files,
         environment=env.run_name,
-        model=describe(env.server_configs),
+        model=_player_of(env),
         settings=settings,
         total=total,
         workers=workers,
@@ -344,7 +345,12 @@ async def serve(env: Environment, *, hold_out: bool) -> Any:
 
 
 def record_of(env: Environment, group: PlayedGroup, *, with_samples: bool = True) -> dict[str, Any]:
-    return group_record(group, environment=env.run_name, model=describe(env.server_configs), with_samples=with_samples)
+    return group_record(group, environment=env.run_name, model=_player_of(env), with_samples=with_samples)
+
+
+def _player_of(env: Environment) -> str:
+    """Who answers, for records: a warm start has the reference policy in the place of the model that it is named."""
+    return describe([env.server.config] if isinstance(env.server, ReferencePolicy) else env.server_configs)
 
 
 def about_content(env: Environment, *, evaluation: bool) -> dict[str, Any]:

@@ -64,7 +64,9 @@ async def test_held_out_items_are_no_examples(
         server = with_tokens(model, tmp_path)
         more = {"eval_items": 3, "total_steps": 2, "group_size": 1, "steps_per_eval": steps_per_eval}
         await play(environment(env_cls, tmp_path, server, **more))
-    assert sorted(line["item"] for line in read_lines(tmp_path / "groups.jsonl")) == items
+    lines = list(read_lines(tmp_path / "groups.jsonl"))
+    assert sorted(line["item"] for line in lines) == items
+    assert {line["model"] for line in lines} == {"reference policy"}, "not the model, which answered nothing"
 
 
 async def test_an_evaluation_that_takes_all_items_is_named(tmp_path: Path) -> None:

@@ -678,6 +678,20 @@ def test_the_reward_of_a_training_run_is_that_of_its_last_steps_as_its_report_ha
         assert '<span class="quiet">last 2 steps</span>' in page
 
 
+def test_a_warm_start_is_shown_as_one_by_the_reference_policy_and_counts_the_steps_that_it_trained(root: Path) -> None:
+    folder = root / "run/warm-start"
+    shutil.copytree(root / "mixed", folder)
+    steps: list[dict[str, Any]] = [{"step": 0, "eval/loss": 1.0, "train/tokens": 0}]
+    steps += [{"step": at, "train/loss": 0.5, "train/tokens": 9} for at in (1, 2)]
+    for file in (folder, root / "files"):
+        file.mkdir(exist_ok=True)
+        (file / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    with indexed(root) as index:
+        page = templates().page("runs.html.jinja", runs=index.runs(), axis=(0, 1), root="")
+        assert '<span class="quiet">warm start · mixed · reference policy · 2 steps</span>' in page
+        assert '<span class="quiet">training on files · 2 steps</span>' in page
+
+
 def test_a_folder_or_an_index_that_cannot_be_used_is_named(root: Path) -> None:
     with pytest.raises(LachesisError, match="is not a folder; name the folder"):
         Index(root / "none")

@@ -32,6 +32,8 @@ from lachesis_view.trained import as_group, group_name
 
 FAILURES_OF = 2_000
 """Rollouts of which the failed calls of a run are shown."""
+WARM_START = "warm-start"
+"""The folder, in that of a training run, of the rollouts of reference policies on which it was trained first."""
 
 
 class NoSuchGroup(LachesisError):
@@ -55,9 +57,10 @@ class Index(FollowedFiles):
 
     def runs(self) -> list[dict[str, Any]]:
         """The runs, the latest first, each with its figures; `planned` items, 0 where its files do not say it;
-        whether it is `running`: a process holds its lock; whether a trainer wrote it, and which `environments` its last
-        step has; and where no rollouts are known, whether it trains `on_files`, and its last `loss`. The reward of a
-        training run is that of its `last_steps`, as many as in the verdict of its report."""
+        whether it is `running`: a process holds its lock; whether a trainer wrote it, whether it `trains`, as the
+        `warm_start` of another run or not, and which `environments` its last step has; and where no rollouts are known,
+        whether it trains `on_files`, and its last `loss`. The reward of a training run is that of its `last_steps`, as
+        many as in the verdict of its report."""
         figures = {
             row["run"]: dict(row)
             for row in self._database.execute(
@@ -74,7 +77,8 @@ class Index(FollowedFiles):
         for row in self._database.execute("SELECT run, outcome, count(*) FROM rollouts GROUP BY 1, 2 ORDER BY 3 DESC"):
             outcomes.setdefault(row[0], {})[row[1]] = row[2]
         rewards = self._rewards()
-        counted = "SELECT run, count(*) AS steps, max(time) AS latest FROM steps GROUP BY run"
+        # At step 0, training on files measures what it begins with.
+        counted = "SELECT run, count(*) FILTER (WHERE step > 0) AS steps, max(time) AS latest FROM steps GROUP BY run"
         steps = {row["run"]: row for row in self._database.execute(counted)}
         trained = {row[0] for row in self._database.execute("SELECT DISTINCT run FROM files WHERE kind = 'trained'")}
         locks: dict[str, set[Path]] = {}
@@ -99,6 +103,8 @@ class Index(FollowedFiles):
                     **row,
                     "settings": parsed(row["settings"]),
                     "trained": name in trained,
+                    "trains": name in steps,
+                    "warm_start": WARM_START in name.split("/"),
                     "running": not written.isdisjoint(locks.get(name, ())),
                     "latest": latest,
                     "outcomes": outcomes.get(name, {}),
