@@ -98,8 +98,8 @@ class RunningFigures:
         """Keys of items that this start left out as broken."""
         self._last = ""
         self._began = time.monotonic()
-        self._mean = mean_over_items([])
-        self._mean_due = 0.0
+        self._rows: list[Row] = []
+        self._due = 0.0
 
     def add(self, item: Any, rollout: Rollout) -> None:
         """A rollout of this start."""
@@ -133,17 +133,19 @@ class RunningFigures:
         """Whether a score is missing: not where there are none."""
         return bool(kind) and (self.scores or kind != DECLINED)
 
-    def rows(self, *, fresh: bool = False) -> Iterator[Row]:
-        """How it goes. Unless `fresh`, the mean is some seconds old where it takes long to compute."""
+    def rows(self, *, fresh: bool = False) -> list[Row]:
+        """How it goes, all as of one moment: unless `fresh`, some seconds ago where the mean takes long to compute."""
+        if (now := time.monotonic()) >= self._due or fresh:
+            self._rows = list(self._rows_now(now)) if self.figures.outcomes else []
+            self._due = now + max(1.0, 50 * (time.monotonic() - now)) if self._rows else 0.0
+        return self._rows
+
+    def _rows_now(self, now: float) -> Iterator[Row]:
         found = self.figures
-        if not found.outcomes:
-            return
-        if (now := time.monotonic()) >= self._mean_due or fresh:
-            self._mean = mean_over_items(list(found.scores.values()))
-            self._mean_due = now + max(1.0, 50 * (time.monotonic() - now))
         if self.scores:
             of = f" (the latest {self.window} items)" if found.forgot else ""
-            yield "mean", "no score yet" if math.isnan(self._mean.mean) else f"{self._mean}{of}"
+            mean = mean_over_items(list(found.scores.values()))
+            yield "mean", "no score yet" if math.isnan(mean.mean) else f"{mean}{of}"
         yield "outcomes", listed(found.outcomes.most_common())
         if unscored := [(kind, count) for kind, count in found.unscored.most_common() if self._asks_for(kind)]:
             of = f"{sum(count for _, count in unscored)} of {found.outcomes.total()}"

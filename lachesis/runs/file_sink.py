@@ -161,7 +161,7 @@ class FileSink(Sink[PlayedGroup]):
             notes.append(f"{self.failed_groups} failed")
         if counts.playing:
             notes.append(f"{counts.playing} in flight")
-        rows = list(self.figures.rows(fresh=bool(counts.reason)))
+        rows = self.figures.rows(fresh=bool(counts.reason))
         # An earlier start may have been of more items.
         total = self.total if self.total < 0 else max(self.total, self.settled_groups)
         part = max(0.0, self.figures.figures.rollouts / max(1, self.size) - ended)

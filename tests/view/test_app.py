@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,36 @@ async def test_what_a_run_writes_is_told_to_the_pages_that_are_open(root: Path, 
     finally:
         added.unlink()
         added.parent.rmdir()
+        await runner.cleanup()
+        index.close()
+
+
+async def test_the_figures_of_a_page_are_of_one_moment_while_the_run_goes_on(root: Path, tmp_path: Path) -> None:
+    live = tmp_path / "runs" / "live" / "samples.jsonl"
+    live.parent.mkdir(parents=True)
+    lines = [{**json.loads(line), "evaluation": True} for line in (root / "mixed/groups.jsonl").open(newline="\n")]
+    written = [json.dumps(line) + "\n" for line in lines]
+    live.write_text(written[0])
+
+    class Growing(Index):
+        """Grows right after its runs are asked for."""
+
+        def runs(self) -> list[dict[str, Any]]:
+            found = super().runs()
+            with live.open("a") as file:
+                file.writelines(written[1:])
+            with ThreadPoolExecutor() as others:
+                others.submit(self.refresh).result()
+            return found
+
+    index = Growing(tmp_path / "runs", tmp_path / "index.sqlite")
+    index.refresh()
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"{url}run/live") as answer:
+            text = await answer.text()
+        assert "rollouts of 1 item<" in text and "pass@2 of 1 items" in text
+    finally:
         await runner.cleanup()
         index.close()
 

@@ -368,7 +368,7 @@ class RolloutApiSink(Sink[G]):
 
     def standing(self, counts: RunCounts) -> Standing:
         result = self.result(counts)
-        rows = list(self.figures.rows(fresh=bool(counts.reason)))
+        rows = self.figures.rows(fresh=bool(counts.reason))
         return Standing(result.step, result.total, "step", result.line(), rows)
 
     def age_metrics(self) -> dict[str, float]:

@@ -228,11 +228,23 @@ class Viewer:
 
     # Pages
 
+    async def _at_once(self, make: Callable[[web.Request], web.Response], request: web.Request) -> web.Response:
+        """A page of figures side by side, all of one moment of a run that goes on."""
+
+        def made() -> web.Response:
+            with self.index.moment():
+                return make(request)
+
+        return await asyncio.to_thread(made)
+
     async def _runs(self, request: web.Request) -> web.Response:
-        runs = await asyncio.to_thread(self.index.runs)
+        return await self._at_once(self._runs_page, request)
+
+    def _runs_page(self, request: web.Request) -> web.Response:
+        runs = self.index.runs()
         chosen = _chosen(request, [run["name"] for run in runs])
         if chosen:
-            return await self._compared(request, runs, chosen)
+            return self._compared(request, runs, chosen)
         return self._page("runs.html.jinja", {"runs": runs, "axis": _axis(runs), "root": str(self.index.root)})
 
     async def _audits(self, request: web.Request) -> web.Response:
@@ -240,14 +252,14 @@ class Viewer:
         return self._page("audits.html.jinja", {**found, "root": str(self.audits)})
 
     async def _run(self, request: web.Request) -> web.Response:
-        runs = await asyncio.to_thread(self.index.runs)
-        return await self._compared(request, runs, [request.match_info["run"]])
+        chosen = [request.match_info["run"]]
+        return await self._at_once(lambda request: self._compared(request, self.index.runs(), chosen), request)
 
     async def _pools(self, request: web.Request) -> web.Response:
         pools = await POOLS.load("statuses")() if "statuses" in POOLS.names() else []
         return self._page("pools.html.jinja", {"pools": pools})
 
-    async def _compared(self, request: web.Request, runs: list[dict[str, Any]], chosen: list[str]) -> web.Response:
+    def _compared(self, request: web.Request, runs: list[dict[str, Any]], chosen: list[str]) -> web.Response:
         found = [run for name in chosen for run in runs if run["name"] == name]
         if len(found) < len(chosen):
             missing = ", ".join(sorted(set(chosen) - {run["name"] for run in found}))
@@ -259,25 +271,21 @@ class Viewer:
         rows = [(name, [_setting(run["settings"], name) for run in found]) for name in names]
         own = found[-1] if len(found) == 2 else found[0]
         against = chosen[0] if len(found) == 2 else request.query.get("against", "")
-        others = await asyncio.to_thread(comparable, self.index, own["name"], [run["name"] for run in runs])
+        others = comparable(self.index, own["name"], [run["name"] for run in runs])
         against = against if against in others else ""
         offered = orders(against, trained=own["trained"], scored=own["scored"] or not own["declined"])
         order, page = request.query.get("order", ""), request.query.get("page", "")
         order = order if order in offered else offered[0]
         page_number = max(1, int(page)) if page.isdecimal() and len(page) < 8 else 1
-        shown = (
-            await asyncio.to_thread(matrix, self.index, own["name"], against, order, page_number)
-            if len(chosen) == 1 or against
-            else None
-        )
-        steps = [] if own["rollouts"] else await asyncio.to_thread(self.index.steps, own["name"])
+        shown = matrix(self.index, own["name"], against, order, page_number) if len(chosen) == 1 or against else None
+        steps = [] if own["rollouts"] else self.index.steps(own["name"])
         context = {
             "runs": found,
             "axis": _axis(found),
             "figures": figures(steps),
             "repaired": repaired(steps),
             "verdict": verdict(steps, {}),
-            "between": await asyncio.to_thread(self._between, chosen),
+            "between": self._between(chosen),
             "own": own,
             "advice": "" if own["trained"] else advice_if_cut_off(own["outcomes"], own["rollouts"]),
             "matrix": shown,
@@ -286,13 +294,13 @@ class Viewer:
             else None,
             "orders": offered,
             "others": others,
-            "passes": await asyncio.to_thread(passes, self.index, own["name"]) if own["evaluation"] else None,
-            "difference": await asyncio.to_thread(difference, self.index, own["name"], against) if against else None,
+            "passes": passes(self.index, own["name"]) if own["evaluation"] else None,
+            "difference": difference(self.index, own["name"], against) if against else None,
             "differences": [row for row in rows if len(set(row[1])) > 1],
             "settings": rows,
-            "metrics": await asyncio.to_thread(self.index.metrics, chosen),
-            "unscored": await asyncio.to_thread(self.index.unscored, chosen[0]) if len(chosen) == 1 else [],
-            "tools": await asyncio.to_thread(self.index.tool_failures, chosen[0]) if len(chosen) == 1 else [],
+            "metrics": self.index.metrics(chosen),
+            "unscored": self.index.unscored(chosen[0]) if len(chosen) == 1 else [],
+            "tools": self.index.tool_failures(chosen[0]) if len(chosen) == 1 else [],
             "failures_of": FAILURES_OF,
             "few_groups": FEW_GROUPS,
             "over": request.query.get("over", ""),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,16 @@ class Index(FollowedFiles):
     def ask(self, query: str, *values: Any) -> list[sqlite3.Row]:
         """The rows of a query over the tables."""
         return self._database.execute(query, values).fetchall()
+
+    @contextmanager
+    def moment(self) -> Iterator[None]:
+        """Within, all that this thread asks is of one moment, while others add to the tables."""
+        database = self._database
+        database.execute("BEGIN")
+        try:
+            yield
+        finally:
+            database.execute("ROLLBACK")
 
     def runs(self) -> list[dict[str, Any]]:
         """The runs, the latest first, each with its figures; `planned` items, 0 where its files do not say it;

@@ -139,6 +139,16 @@ def test_the_mean_of_a_long_run_is_of_the_latest_items() -> None:
     assert mean.startswith("1.000 [") and mean.endswith("(the latest 2 items)")
 
 
+def test_figures_that_stand_side_by_side_while_a_run_plays_are_of_one_moment() -> None:
+    figures = RunningFigures()
+    for key, reward in (("a-1", 0.0), ("b-1", 1.0)):
+        figures.add("x", Rollout(key, key, 0, Outcome.COMPLETED, "", reward, None))
+        rows = dict(figures.rows())
+        assert (rows["mean"][:5], rows["outcomes"]) == ("0.000", "completed 1"), "the mean is not taken each time"
+    rows = dict(figures.rows(fresh=True))
+    assert (rows["mean"][:5], rows["outcomes"]) == ("0.500", "completed 2")
+
+
 def of_context(_: dict[str, Any]) -> web.Response:
     error = {"message": "This model's maximum context length is 10 tokens", "code": "context_length_exceeded"}
     return web.json_response({"error": error}, status=400)
