@@ -14,12 +14,18 @@ from typing import Any
 import aiohttp
 import pytest
 
+from lachesis.figures.item_keys import whole_and_part
+from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.export_suite import example_groups
 from lachesis_view import app as viewer
+from lachesis_view.filters import Filter
 from lachesis_view.html import brief, decimals
 from lachesis_view.index import Index
 from lachesis_view.matrix import ITEMS, comparable, difference, matrix, passes
 from lachesis_view.pairs import paired
+from lachesis_view.reports.comparison import compare, write_comparison
+from lachesis_view.reports.run import write_report
+from tests.support.report_pages import index as of_page
 
 REWARDS: dict[str, dict[str, list[float | None]]] = {
     "old": {"a": [0.0, 0.0], "b": [1.0, 1.0], "c": [0.5, 0.5], "gone": [1.0, 1.0]},
@@ -202,3 +208,20 @@ async def test_the_page_shows_both_runs_and_whether_the_run_goes_on(index: Index
             assert "stopped at 4 of 5 items" in await text("run/new")
     finally:
         await runner.cleanup()
+
+
+def test_an_item_has_one_name_in_the_viewer_in_a_report_and_in_a_comparison(index: Index, tmp_path: Path) -> None:
+    file = tmp_path / "runs/old/samples.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(reversed(lines)))  # the last one was played first
+    index.refresh()
+    rows = index.rollouts(Filter(runs=("old",))).rows
+    names = {"a-1": "item 0", "b-1": "item 1", "c-1": "item 2"}
+    assert names.items() <= {whole_and_part(row["key"])[0]: row["name"].partition(",")[0] for row in rows}.items()
+    page = tmp_path / "runs/old/samples.html"
+    write_report(page, title="old", groups=read_lines(file))
+    shown = {key: name for key, _, _, _, name in of_page(page.read_text())["items"]}
+    assert names.items() <= shown.items() and [*shown][:3] == [*names], "in the order of the items"
+    write_comparison(tmp_path / "compared.html", compare(tmp_path / "runs/old", tmp_path / "runs/new"))
+    compared = of_page((tmp_path / "compared.html").read_text())["items"]
+    assert names.items() <= {key: name for key, *_, name in compared}.items()

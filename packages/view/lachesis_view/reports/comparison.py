@@ -19,6 +19,7 @@ from lachesis.runs.file_sink import unscored_groups
 from lachesis.runs.results import RunFiles
 from lachesis.runs.run_folder import changes
 from lachesis_messages.records.jsonl import read_lines
+from lachesis_view.files import places_of
 from lachesis_view.html import write_page
 from lachesis_view.html.parts import Parts
 from lachesis_view.pairs import Difference, paired
@@ -184,7 +185,7 @@ def compare(a: Path, b: Path) -> Comparison:
 def write_comparison(path: Path, found: Comparison) -> None:
     """Write a page with both runs side by side, whole or not at all."""
     parts = Parts(MAX_CHARACTERS)
-    runs = ReportedRun("A"), ReportedRun("B")
+    runs = [ReportedRun(name, places=places_of(of.path)) for name, of in (("A", found.a), ("B", found.b))]
     for run, of in zip(runs, (found.a, found.b), strict=True):
         run.read(read_samples(of.path), parts)
     differences = {"all": found.difference, **found.categories}

@@ -32,9 +32,11 @@ from lachesis.figures.summary import Summary
 from lachesis.loop.outcome import advice_if_cut_off
 from lachesis.loop.rollout import DECLINED
 from lachesis_messages.records.groups import stored_messages
+from lachesis_view.files import places_of
 from lachesis_view.html import Templates, in_words, pretty, reward_axis, tone, visible, write_page
 from lachesis_view.html.parts import Parts, pack, to_json
 from lachesis_view.html.rollout import HEADLINE, last_words, rollout_view, title_of, tool_views
+from lachesis_view.trained import group_name
 
 if TYPE_CHECKING:
     from lachesis_view.pairs import Difference
@@ -82,6 +84,8 @@ class ReportItem:
 
     key: str
     title: str
+    name: str
+    """As pages of the viewer call it: an item of an evaluation, or else the group that is its first one."""
     fields: Mapping[str, Any]
     samples: dict[int, tuple[tuple[int, int] | None, list[tuple[Any, ...]]]] = field(default_factory=dict)
     """By number: the place of a group of it in the page, and of each rollout reward, outcome, cause, turns, completion
@@ -114,13 +118,17 @@ class ReportedRun:
     times: tuple[str, str] = ("", "")
     """When its first and its last group ended."""
     environment: str = ""
+    places: Mapping[str, int] = field(default_factory=dict)
+    """Of the items of an evaluation, by key."""
     _toolsets: dict[bytes, tuple[int, int] | None] = field(default_factory=dict)
     _shown: int = 0
     """Rollouts that are in the page."""
 
     def read(self, groups: Iterable[Mapping[str, Any]], parts: Parts) -> Summary:
         known: dict[str, ReportItem] = {}
+        failed = 0
         for group in groups:
+            failed -= "number" not in group  # as the index of the viewer counts them
             self.figures.add(group)
             self.environment = str(group.get("environment"))
             ended = str(group.get("timestamp") or "")
@@ -135,11 +143,17 @@ class ReportedRun:
                 if group.get("category") is not None:
                     fields["category"] = group["category"]
                 said = (each for rollout in group["rollouts"] for each in stored_messages(group, rollout))
-                known[key] = ReportItem(key, title_of(group["item"], said), fields)
+                name = (
+                    group_name(group.get("number", failed), trained=False)
+                    if key not in self.places
+                    else f"item {self.places[key]}"
+                )
+                known[key] = ReportItem(key, title_of(group["item"], said), name, fields)
                 self.items.append(known[key])
             self.tokens = self.tokens or bool(group.get("samples"))
             full = parts.full or self._shown + len(heads) > MAX_ROLLOUTS
             known[key].samples[number] = None if full else self._packed(group, key, number, parts), heads
+        self.items.sort(key=lambda item: self.places.get(item.key, len(self.places)))
         return self.figures.summary()
 
     def _packed(self, group: Mapping[str, Any], key: str, number: int, parts: Parts) -> tuple[int, int] | None:
@@ -172,7 +186,8 @@ def write_report(
 ) -> Summary:
     """Write the report of group records to `path`, whole or not at all; returns its figures. The settings are those
     beside `groups_file`, by default the file beside the page."""
-    html, summary = render_report(title, groups, settings_of(groups_file or path))
+    file = (groups_file or path).with_suffix(".jsonl")
+    html, summary = render_report(title, groups, settings_of(file), places_of(file))
     write_page(path, html)
     return summary
 
@@ -185,10 +200,13 @@ def settings_of(path: Path) -> dict[str, Any]:
 
 
 def render_report(
-    title: str, groups: Iterable[Mapping[str, Any]], settings: Mapping[str, Any] | None = None
+    title: str,
+    groups: Iterable[Mapping[str, Any]],
+    settings: Mapping[str, Any] | None = None,
+    places: Mapping[str, int] | None = None,
 ) -> tuple[str, Summary]:
     """The report as HTML text, and its figures."""
-    run, parts = ReportedRun(""), Parts(MAX_CHARACTERS)
+    run, parts = ReportedRun("", places=places or {}), Parts(MAX_CHARACTERS)
     summary = run.read(groups, parts)
     rewards = [reward for item in run.items for reward in item.rewards if reward is not None]
     scores = run.scores()
@@ -247,13 +265,15 @@ def render_page(parts: Parts, *, runs: Sequence[ReportedRun], **figures: Any) ->
         shown = next(item for item in sides if item is not None)
         fields = {name: shown.fields[name] for name, _ in categories if name in shown.fields}
         found = [item and [item.places, [(*of, tone(of[0], axis)) for of in item.rollouts]] for item in sides]
-        rows.append([key, visible(shown.title), fields, found])
+        name = " / ".join(dict.fromkeys(item.name for item in sides if item is not None))
+        rows.append([key, visible(shown.title), fields, found, name])
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _templates().page(
         "report.html.jinja",
         **figures,
         comparison=len(runs) > 1,
+        evaluation=any(run.places for run in runs),
         tokens=any(run.tokens for run in runs),
         categories=categories,
         choices={name: sorted({str(row[2][name]) for row in rows if name in row[2]}) for name, _ in categories},

@@ -68,7 +68,7 @@ function row(item) {
   const tags = item.runs.flatMap((run, number) => [number ? make("span", "dim", "|") : "", ...(run ? run.rollouts.slice(0, 12)
     .map(({ reward, cause, tone }) => cause === "declined" ? make("span", "tag", "no reward") : reward === null ? make("span", "tag warn", "left out") : make("span", `cell ${tone}`, short(reward))) : [make("span", "dim", "–")]),
     run && run.rollouts.length > 12 ? make("span", "dim", `… mean ${short(score(item, number) ?? NaN)}`) : ""]);
-  const node = fold(make("summary", "", make("span", "dim", item.number), make("span", "text", ...item.title.split("\n").map((part, at) => at ? make("span", "own", ` ${part}`) : part)), ...tags),
+  const node = fold(make("summary", "", make("span", "dim", item.name), make("span", "text", ...item.title.split("\n").map((part, at) => at ? make("span", "own", ` ${part}`) : part)), ...tags),
     (body) => fillItem(body, item));
   node.className = "group";
   node.addEventListener("toggle", () => node.open && !location.hash.startsWith(item.anchor)
@@ -153,7 +153,7 @@ document.addEventListener("keydown", (event) => {
 async function begin() {
   const index = JSON.parse(await unpack(at("index")));
   names = index.names;
-  items = index.items.map(([key, title, fields, runs], place) => ({ key, title, fields, number: place + 1, anchor: `#item-${encodeURIComponent(key)}`,
+  items = index.items.map(([key, title, fields, runs, name]) => ({ key, title, fields, name, anchor: `#item-${encodeURIComponent(key)}`,
     runs: runs.map((run) => run && { places: run[0], rollouts: run[1].map(([reward, outcome, cause, turns, tokens, seconds, tone]) =>
       ({ reward, outcome, cause, turns, tokens, seconds, tone })) }) }));
   let wait = 0;
