@@ -55,15 +55,24 @@ def test_figures_that_say_trouble_are_named_with_their_steps_and_what_to_change(
     good = {
         "train/sampling/effective_sample_size": 0.9, "train/sampling/kl_k3": 0.001, "train/frac_reward_zero_std": 0.5,
         "train/completions/clipped_ratio": 0.1, "train/staleness/mean": 1.0,
+        "train/outcome/completed": 3, "train/outcome/model_error": 1, "repaired_calls": [[1, 9], [0, 11]],
     }  # fmt: skip
     bad = {
         "train/sampling/effective_sample_size": 0.1, "train/sampling/kl_k3": 0.5, "train/frac_reward_zero_std": 0.75,
         "train/completions/clipped_ratio": 0.6, "train/staleness/mean": 5.0,
+        "train/outcome/completed": 2, "train/outcome/model_error": 1, "repaired_calls": [[3, 9], [2, 11]],
     }  # fmt: skip
     assert troubles([]) == troubles([{"step": at, **good} for at in range(10)]) == []
     assert troubles([{"step": at, **(bad if at < 2 else good)} for at in range(10)]) == [], "two may be chance"
+    calls: list[dict[str, Any]] = [{"step": at, "repaired_calls": [[0, 4]]} for at in range(5)]
+    assert troubles([*calls, {"step": 5, "repaired_calls": [[1, 4]]}]) == [], "one of few calls may be chance"
+    assert troubles([*calls, {"step": 5, "repaired_calls": [[3, 4]]}])[0].startswith(
+        "In step 5, the parser repaired 75%"
+    )
     said = troubles([{"step": at, **(bad if at > 6 else good)} for at in range(10)])
-    assert len(said) == 5 and all(each.startswith("In 3 of 10 steps, 7 to 9, ") for each in said)
+    assert said.pop().startswith("In the last 2 steps, the parser repaired 25% of the tool calls, and 8% before: ")
+    assert len(said) == 6 and all(each.startswith("In 3 of 10 steps, 7 to 9, ") for each in said)
+    assert "more than a quarter of the rollouts ended in a model error: " in said[4]
     assert "env.max_token_length" in said[3] and troubles([{"step": 4, **bad}])[0].startswith("In step 4, ")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from backends.errors import LachesisError
 from backends.text import counted
 from lachesis.figures.intervals import shown
+from lachesis.figures.repaired_calls import ERRORS
 from lachesis_messages.records.jsonl import read_lines
 
 REWARD = "train/reward"
@@ -87,6 +88,9 @@ def mean_of_steps(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[float,
 FREQUENT = 0.2
 """The share of its steps in which a figure has to be bad: a single step may be chance."""
 ABOVE, BELOW = 1, -1
+OUTCOMES = "train/outcome/"
+MODEL_ERRORS = f"{OUTCOMES}model_error"
+"""Here as a share of the rollouts of a step."""
 TROUBLES = (
     (  # the update is as noisy as that of a fifth of the batch
         *("train/sampling/effective_sample_size", BELOW, 0.2, "the effective sample size is below 0.2"),
@@ -104,6 +108,11 @@ TROUBLES = (
         *("train/completions/clipped_ratio", ABOVE, 0.5, "most rollouts were cut off by a limit on tokens"),
         "their rewards say little; raise env.max_token_length",
     ),
+    (
+        *(MODEL_ERRORS, ABOVE, 0.25, "more than a quarter of the rollouts ended in a model error"),
+        "the model writes no calls or answers that can be read; begin with a longer warm start (--warm-start N), or "
+        "check env.tool_call_parser and the chat template",
+    ),
     (  # half of what env.max_staleness allows by default
         *("train/staleness/mean", ABOVE, 4.0, "samples are more than 4 versions of the weights old"),
         "the policy has moved on; lower env.max_staleness, or play fewer rollouts at once",
@@ -114,14 +123,46 @@ TROUBLES = (
 
 def troubles(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """What figures say is wrong, with the steps and what to change."""
-    found = []
+    found, lines = [], [{**line, **_shares(line)} for line in lines]
     for name, side, limit, said, change in TROUBLES:
         known = [line for line in lines if line.get(name) is not None]
         bad = [line["step"] for line in known if side * line[name] > side * limit]
         if len(bad) > FREQUENT * len(known):
             of = f"{len(bad)} of {counted(len(known), 'step')}, {bad[0]} to {bad[-1]}"
             found.append(f"In {of if len(bad) > 1 else f'step {bad[0]}'}, {said}: {change}.")
-    return found
+    return found + _unlearned(lines)
+
+
+def _shares(line: Mapping[str, Any]) -> dict[str, float]:
+    rollouts = sum(count for name, count in line.items() if name.startswith(OUTCOMES))
+    return {MODEL_ERRORS: line.get(MODEL_ERRORS, 0) / rollouts} if rollouts else {}
+
+
+JUMP = 0.1
+"""By how much the share of repaired calls in the last steps is above that of the steps before, at least."""
+
+
+def _unlearned(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Whether the parser repairs more calls at last. An alarm of `RepairedCalls` looks at a third at each end."""
+    known = [line for line in lines if line.get("repaired_calls")]
+    size = max(1, len(known) // PARTS)
+    (some, of), (more, of_last) = (_repaired(part) for part in (known[:-size], known[-size:]))
+    if not (of and of_last):
+        return []
+    before, last, share = some / of, more / of_last, (some + more) / (of + of_last)
+    if last - before <= max(JUMP, ERRORS * math.sqrt(share * (1 - share) * (1 / of + 1 / of_last))):
+        return []
+    at = f"In the last {size} steps" if size > 1 else f"In step {known[-1]['step']}"
+    return [
+        f"{at}, the parser repaired {last:.0%} of the tool calls, and {before:.0%} before: the model unlearns the form "
+        "of its calls; have the reward count `result.ok_calls` only, or lower training.learning_rate."
+    ]
+
+
+def _repaired(lines: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """How many calls the parser repaired, and how many it read."""
+    groups = [counts for line in lines for counts in line["repaired_calls"]]
+    return sum(repaired for repaired, _ in groups), sum(parsed for _, parsed in groups)
 
 
 def circumstances(run_dir: Path, lines: Sequence[Mapping[str, Any]]) -> list[str]:
