@@ -453,7 +453,7 @@ def test_the_report_colours_by_reward_counts_rollouts_from_0_and_has_the_setting
         recorder.step(step(0, [trained(good), GroupRecord(body=parts, skipped="unproven")]))
         recorder.step(step(1, [trained(good)]))
         (tmp_path / "checkpoint.json").write_text(
-            '{"settings": {"training.learning_rate": 0.5, "training.none": null}}'
+            '{"settings": {"training.learning_rate": 0.5, "training.none": null, "sent": [{"rate": [1, true]}, {}]}}'
         )
     text = (tmp_path / "report.html").read_text()
     assert re.findall('<summary><span class="dim">(\\d)</span>', text) == ["0", "0", "1"], "groups, too"
@@ -463,8 +463,10 @@ def test_the_report_colours_by_reward_counts_rollouts_from_0_and_has_the_setting
     assert [name.partition(", not")[0] for _, name, _ in cells[4:]] == names
     assert [kind for kind, *_ in cells[4:]] == ["r0", "none", "none"], "what is no reward has no colour"
     assert (
-        '<th class="text">training.learning_rate</th><td class="text">0.5</td>' in text and "training.none" not in text
+        '<th class="text">training.learning_rate</th><td class="text pre">0.5</td>' in text
+        and "training.none" not in text
     )
+    assert '<th class="text">sent.0.rate</th><td class="text pre">1, true</td>' in text, "no JSON"
 
 
 def reward_line(at: int, reward: float, **more: Any) -> dict[str, Any]:
@@ -487,7 +489,8 @@ def test_the_report_begins_with_what_was_trained_and_what_its_figures_say(tmp_pa
         path.write_text(json.dumps({"results": {"all": figures}}))
     run = [reward_line(at, 0.2 + 0.04 * at, **{"train/count/share": 1.0}) for at in range(1, 11)]
     text = report_of(tmp_path, run, title="demo", total_steps=12)
-    assert "count · smollm2 · 10 of 12 steps demo" in text
+    assert "count · smollm2 · 10 of 12 steps demo" in text and "last step" not in text, "it is said once"
+    assert "10 of 12 steps as of" in report_of(tmp_path, run, title="count", total_steps=12), "as is the name"
     # Of two steps with distances of 0.1 below and 0.2 above: their root of squares, halved.
     low, high = math.sqrt(2) * 0.1 / 2, math.sqrt(2) * 0.2 / 2
     first, last = (f"{mean:.3f} [{mean - low:.3f}, {mean + high:.3f}]" for mean in (0.26, 0.58))

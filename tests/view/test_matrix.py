@@ -190,7 +190,7 @@ async def test_the_page_shows_both_runs_and_whether_the_run_goes_on(index: Index
             assert "3 items: 1 better, 1 worse" in beside
             for names in ("old,new", "new,old"):
                 compared = await text(f"?runs={names}")
-                assert "new minus old" in compared, "of two, the later one is looked at"
+                assert '<p class="verdict">new minus old: <b' in compared, "of two, the later one is looked at"
                 (values,) = set(re.findall('<td class="text">of</td>(.*?)</tr>', compared))
                 assert values.index("old") < values.index("new"), "in the order of the columns"
                 assert re.search("Setting</th>.*>old</th>.*>new</th>", compared)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import secrets
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from operator import eq, itemgetter
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from lachesis_view.audits import audits_below
 from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
 from lachesis_view.group_page import diff_context, group_context, partings
-from lachesis_view.html import reward_axis
+from lachesis_view.html import reward_axis, settings_in_words
 from lachesis_view.html.parts import to_json
 from lachesis_view.index import FAILURES_OF, Index, NoSuchGroup
 from lachesis_view.matrix import comparable, difference, matrix, orders, passes
@@ -267,8 +267,7 @@ class Viewer:
         if len(found) == 2:  # the later one is looked at, beside the earlier one
             found.sort(key=itemgetter("latest"))
             chosen = [run["name"] for run in found]
-        names = sorted({name for run in found for name in run["settings"]})
-        rows = [(name, [_setting(run["settings"], name) for run in found]) for name in names]
+        rows = _settings([run["settings"] for run in found])
         own = found[-1] if len(found) == 2 else found[0]
         against = chosen[0] if len(found) == 2 else request.query.get("against", "")
         others = comparable(self.index, own["name"], [run["name"] for run in runs])
@@ -423,7 +422,7 @@ class Viewer:
         def make() -> web.Response:
             runs = [self.index.settings(place[0]) for place in places]
             same = repr(runs[0].get("tokenizer")) == repr(runs[1].get("tokenizer"))
-            rows = [(name, [_setting(run, name) for run in runs]) for name in sorted({*runs[0], *runs[1]})]
+            rows = _settings(runs)
             parts = [[run, *self.index.name_of(run, number).split(", "), f"rollout {n}"] for run, number, n in places]
             parts = [part[:-1] if part[-2].startswith("sample ") else part for part in parts]  # a group of one
             shared = [*map(eq, parts[0][:-1], parts[1][:-1]), False].index(False)
@@ -531,8 +530,10 @@ def _chosen(request: web.Request, known: list[str]) -> list[str]:
     return list(dict.fromkeys(found))[:12]
 
 
-def _setting(settings: Mapping[str, Any], name: str) -> str:
-    return json.dumps(settings[name], ensure_ascii=False, separators=(",", ":")) if name in settings else ""
+def _settings(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """The settings of several runs side by side."""
+    said = [settings_in_words(settings) for settings in runs]
+    return [(name, [settings.get(name, "") for settings in said]) for name in sorted({*chain(*said)})]
 
 
 def _axis(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:

@@ -444,6 +444,7 @@ async def test_two_evaluations_are_compared_item_by_item(tmp_path: Path, capsys:
     assert "B is higher at" in said
     assert "declined" in said
     shown = read(Path(page).read_text()).text
+    assert "mean reward of B minus that of A" in shown.partition("invalid")[0], "it comes first"
     for line in said[said.index("common items") : said.index("mean reward, 95")].split("\n"):
         assert " ".join(line.split()) in " ".join(shown.split()), "the page says what the terminal does"
     await asyncio.to_thread(lachesis, ["eval", "compare", a, b, "--json"])

@@ -48,6 +48,7 @@ class Templates:
             "axis": reward_axis,
             "ended": ended,
             "in_words": in_words,
+            "settings": settings_in_words,
             **(filters or {}),
         }
 
@@ -84,6 +85,29 @@ def pretty(value: Any) -> str:
         with suppress(RecursionError):
             return str(value)
         return "(nested too deeply to be shown)"
+
+
+def settings_in_words(settings: Mapping[str, Any], depth: int = 4) -> dict[str, str]:
+    """Settings for people, by name: one that holds others is one for each of these, down to a `depth` from which on it
+    is JSON. What is not set is left out."""
+    found: dict[str, str] = {}
+    for name, value in settings.items():
+        parts = dict(enumerate(value)) if isinstance(value, list) and not all(map(_is_plain, value)) else value
+        if isinstance(parts, Mapping) and depth:
+            found |= settings_in_words({f"{name}.{part}": each for part, each in parts.items()}, depth - 1)
+        elif isinstance(parts, Mapping):
+            found[name] = pretty(value)
+        elif text := ", ".join(map(_setting, parts)) if isinstance(parts, list) else _setting(parts):
+            found[name] = text
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, Mapping | list)
+
+
+def _setting(value: Any) -> str:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def visible(value: Any) -> Any:

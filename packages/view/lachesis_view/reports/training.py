@@ -65,6 +65,7 @@ def write_report(run_dir: Path, *, title: str | None = None, output: Path | None
     page = Templates(Path(__file__).parent / "templates").page(
         "training_report.html.jinja",
         title=title or run_dir.absolute().name,
+        last=lines[-1]["step"] if lines else 0,
         total_steps=total_steps,
         environments=environments(lines),
         verdict=verdict(lines, evaluations),
@@ -110,7 +111,7 @@ def figures(lines: Sequence[Mapping[str, Any]], evaluations: Evaluations | None 
     """Value and caption of what a run has done, and of what held-out items show of it."""
     if not lines:
         return []
-    found = [(str(lines[-1]["step"]), "last step"), *_held_out(evaluations or {})]
+    found = [*_held_out(evaluations or {})]
     tokens = sum(line.get("train/tokens", 0) for line in lines)
     skipped = sum(value for line in lines for name, value in line.items() if name.startswith("train/skipped/"))
     found += [(number(tokens), "tokens trained")] if tokens else []
