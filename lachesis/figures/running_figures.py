@@ -14,7 +14,7 @@ from lachesis.figures.figures import Figures
 from lachesis.figures.intervals import mean_over_items
 from lachesis.figures.rollout_records import counted_record
 from lachesis.figures.tool_failures import VARYING
-from lachesis.loop.outcome import listed
+from lachesis.loop.outcome import in_words, listed
 from lachesis.loop.rollout import DECLINED, Rollout
 from lachesis.settings.setting_facts import with_settings
 
@@ -107,7 +107,7 @@ class RunningFigures:
         score = "no score, "
         if (reward := rollout.reward) is not None:
             score = f"reward {reward:{'.2f' if abs(reward) < 1e9 else '.4g'}}, "
-        end = f"{score if self.scores else ''}{rollout.outcome.value}, {rollout.seconds:.1f} s"
+        end = f"{score if self.scores else ''}{in_words(rollout.outcome.value)}, {rollout.seconds:.1f} s"
         self._last = f"{item_title(item, rollout.item_key)}: {end}"
         if rollout.agent_fault:
             self.faults.add("agent_fault", rollout.agent_fault, may_pass=False)

@@ -41,9 +41,14 @@ SHOWN = {Outcome.CONTEXT_EXHAUSTED.value: "out of tokens"}
 """What people read in the place of a name: a context is only one of the limits of tokens."""
 
 
+def in_words(name: str) -> str:
+    """The name of an outcome, or of a cause, for people to read. Files and JSON keep the names."""
+    return SHOWN.get(name) or name.replace("_", " ")
+
+
 def listed(counts: Iterable[tuple[str, int]]) -> str:
     """How often rollouts ended in each way, for people to read."""
-    return ", ".join(f"{SHOWN.get(name, name)} {count}" for name, count in counts)
+    return ", ".join(f"{in_words(name)} {count}" for name, count in counts)
 
 
 def advice_if_cut_off(outcomes: Mapping[str, int], rollouts: int) -> str:

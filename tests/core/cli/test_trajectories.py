@@ -187,6 +187,9 @@ def test_an_entry_is_shown_without_characters_that_control_the_terminal(
     assert run("show", path) == 0
     assert '[call] terminal {"command": "ls"}' in capsys.readouterr().out
     assert run("show", path, "--line", "3") == 2
+    path.write_text(json.dumps(entry() | {"outcome": "context_exhausted"}) + "\n")
+    for verb, said in (("show", "outcome: out of tokens"), ("stats", "out of tokens 1")):
+        assert run(verb, path) == 0 and said in capsys.readouterr().out, "as a run says it"
 
 
 HOSTILE = {

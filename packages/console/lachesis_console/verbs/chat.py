@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from backends.errors import SettingsError
 from lachesis.cli.play_environment import add_agent_flags
 from lachesis.cli.verb_parser import VerbParser, count
+from lachesis.loop.outcome import in_words
 
 if TYPE_CHECKING:
     from lachesis.base_env import HermesAgentBaseEnv
@@ -126,7 +127,7 @@ async def _chat(target: str | None, given: argparse.Namespace, flags: list[str])
         screen.note(f"ended without a rollout; the messages are in {seat.journal.path}")
         return 0
     reward = f"{result.summary.reward.mean:g}" if result.summary.scored else "none"
-    ended = [name for name, count in result.summary.outcomes.items() if count and name != "completed"]
+    ended = [in_words(name) for name, count in result.summary.outcomes.items() if count and name != "completed"]
     reward += f" ({', '.join(ended)})" if ended else ""
     broken, files = _broken(env, seat, result), result.files
     screen.note(f"reward {reward}; the rollout is in {files.groups if result.summary.scored else files.failures}")

@@ -19,6 +19,7 @@ from rich.table import Table
 from backends.errors import ExitCode, LachesisError
 from backends.text import counted
 from lachesis.cli.verb_parser import VerbParser, count
+from lachesis.loop.outcome import in_words
 from lachesis.runs.run_folder import refuse_files_of_runs
 from lachesis_data.files.entry_files import EntryLine, OnBad, Rewritten, convert_entries, deduplicate, read_entries
 from lachesis_data.files.file_statistics import SPREADS, FileStatistics
@@ -109,7 +110,8 @@ def _print_figures(figures: Mapping[str, Any]) -> None:
             numbers = {key: f"{each:.4g}" if abs(each) < 1000 else f"{each:.0f}" for key, each in value.items()}
             text = "mean {mean}, median {p50}, 90th percentile {p90}, maximum {max}".format(**numbers)
         elif isinstance(value, dict):
-            shown = [f"{printable(key)} {times}" for key, times in list(value.items())[:12]]
+            called = in_words if name.startswith("outcome") else str
+            shown = [f"{printable(called(key))} {times}" for key, times in list(value.items())[:12]]
             text = ", ".join(shown + [f"{len(value) - 12} more"] * (len(value) > 12))
         else:
             text = "" if value is None else str(value)
@@ -175,7 +177,7 @@ def _show(arguments: argparse.Namespace) -> int:
         raise TrajectoryFilesError(f"{line.path}, line {line.number}: {error}") from None
     tools = ", ".join(str(tool.get("function", {}).get("name")) for tool in chat.tools)
     for name, value in {**chat.facts, "tools": tools}.items():
-        console.print(printable(f"{name}: {value}"), style="dim")
+        console.print(printable(f"{name}: {in_words(str(value)) if name == 'outcome' else value}"), style="dim")
     for message in chat.messages:
         console.rule(message["role"], align="left")
         parts = [f"[reasoning] {message['reasoning']}"] if message.get("reasoning") else []

@@ -27,7 +27,7 @@ from rich.text import Text
 from backends.text import counted
 from lachesis.cli import command
 from lachesis.cli.verb_parser import VerbParser, count
-from lachesis.loop.outcome import SHOWN
+from lachesis.loop.outcome import in_words
 from lachesis.other_packages import TOKENS, VIEW
 
 MAX_TOKENS = 200
@@ -113,9 +113,7 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
         if scored:
             scored.sort(key=lambda pair: len(str(stored_messages(*pair))))  # of the best, one without stray words
             group, rollout = play.choose(scored, key=lambda pair: pair[1]["reward"])
-            title = (
-                f"{play.player}: reward {rollout['reward']:.1f}, {SHOWN.get(rollout['outcome'], rollout['outcome'])}"
-            )
+            title = f"{play.player}: reward {rollout['reward']:.1f}, {in_words(rollout['outcome'])}"
             console.print()
             console.print(_trajectory(title, stored_messages(group, rollout)))
             if what := _between(play, results, [one for _, one in scored]):
