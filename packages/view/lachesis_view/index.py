@@ -87,8 +87,11 @@ class Index(FollowedFiles):
         for row in self._database.execute("SELECT run, outcome, count(*) FROM rollouts GROUP BY 1, 2 ORDER BY 3 DESC"):
             outcomes.setdefault(row[0], {})[row[1]] = row[2]
         rewards = self._rewards()
-        # At step 0, training on files measures what it begins with.
-        counted = "SELECT run, count(*) FILTER (WHERE step > 0) AS steps, max(time) AS latest FROM steps GROUP BY run"
+        # What is only measured at step 0, before training on files, is none.
+        counted = (
+            "SELECT run, count(*) FILTER (WHERE step OR instr(line, '\"train/reward\":')) AS steps, "
+            "max(time) AS latest FROM steps GROUP BY run"
+        )
         steps = {row["run"]: row for row in self._database.execute(counted)}
         trained = {row[0] for row in self._database.execute("SELECT DISTINCT run FROM files WHERE kind = 'trained'")}
         locks: dict[str, set[Path]] = {}
