@@ -13,6 +13,8 @@ import pytest
 from lachesis.cli import main
 from lachesis_console import auditing
 from lachesis_console.auditing.findings import NEXT_STEPS
+from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts
+from lachesis_console.auditing.report import Audit
 from lachesis_view.app import serve
 from lachesis_view.index import Index
 
@@ -180,6 +182,22 @@ async def test_the_viewer_shows_a_file_and_a_folder_of_audits(tmp_path: Path) ->
         assert ('<th class="text">any-answer-passes</th>' in page) == (path is None)
         assert ("Nothing suspicious." in page) or path is None
     index.close()
+
+
+async def test_a_row_whose_name_is_a_word_for_what_was_done_is_explained(tmp_path: Path) -> None:
+    policies = ("nothing", "emptied: the files of the prompt, before the reference begins")
+    plays = [AuditPlay(0, policy, "first", 1.0) for policy in policies]
+    record = Audit("env", 0.0, 1.0, [], plays, EnvironmentFacts(), {}).to_record()
+    assert [*record["explained"]] == ["emptied"] and "1.000 says that" in record["explained"]["emptied"]
+    (tmp_path / "audit.json").write_text(json.dumps(record))
+    index = Index(tmp_path, tmp_path / "index.sqlite")
+    runner, url = await serve(index, "127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as session, session.get(url + "audits") as answer:
+            assert '<p class="dim">emptied: the files of the prompt lose their content' in await answer.text()
+    finally:
+        await runner.cleanup()
+        index.close()
 
 
 STEPS = '''

@@ -41,6 +41,7 @@ def _audit(record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{name: record[name] for name in ("environment", "items", "not_audited", "not_looked_at", "versions")},
         "findings": findings,
+        "explained": dict(record.get("explained") or {}),
         "by_severity": by_severity,
         "worst": {each["code"]: each["severity"] for each in reversed(findings)},
         "rewards": [(name, len(of), sum(of) / len(of), max(of)) for name, of in rewards.items()],

@@ -62,6 +62,12 @@ class Audit:
     def exit_code(self) -> int:
         return 2 if self.not_audited else int(any(each.severity == "error" for each in self.findings))
 
+    @property
+    def explained(self) -> dict[str, str]:
+        """What was done in plays whose name is a word for it, by that word."""
+        played = {play.policy.partition(":")[0] for play in self.plays}
+        return {word: said for word, said in EXPLAINED.items() if word in played}
+
     def to_record(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA,
@@ -75,6 +81,7 @@ class Audit:
             "not_looked_at": self.facts.left_out,
             "items": len(self.facts.digests),
             "findings": [each.to_record() for each in self.findings],
+            "explained": self.explained,
             "plays": [
                 {
                     **{name: getattr(play, name) for name in ("item", "policy", "block", "reward", "kind", "reason")},
@@ -84,6 +91,15 @@ class Audit:
                 for play in self.plays
             ],
         }
+
+
+EXPLAINED = {
+    "hollow": "the reference plays, then all values in its JSON files become one number; 1.000 is an error if it has "
+    "such files, which a finding says, and else the reward of the reference",
+    "emptied": "the files of the prompt lose their content before the reference plays; 1.000 says that it needs none, "
+    "or that the reward takes what it expects from these files, which a finding says",
+}
+"""By the first word of a policy."""
 
 
 def audit(

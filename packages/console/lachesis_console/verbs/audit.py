@@ -80,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         table.add_row(name, str(len(played)), *shown, str(len(played) - len(rewards)), f"{seconds:.2f}")
     if table.rows:
         console.print(table)
+    for word, said in found.explained.items():
+        console.print(f"{word}: {said}", style="dim", markup=False, highlight=False, soft_wrap=True)
     for reward, names in sorted(alike.items()):
         rollouts = counted(sum(len(by_policy[name]) for name in names), "rollout")
         console.print(f"reward {reward:g} in {rollouts} of {len(names)} other policies (--json has each)", style="dim")
