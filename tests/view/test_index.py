@@ -658,6 +658,7 @@ def test_runs_have_the_names_of_their_folders_and_a_second_one_that_of_its_file(
         }
         assert causes == {}, "no reward is missing"
         shares = [line["y"] for line in over["outcomes, share"]]
+        assert {line["kind"] for line in over["outcomes, share"]} == {"done"}, "the class of its colour in bars"
         assert [sum(column) for column in zip(*shares, strict=True)] == [1.0] * 5
 
 

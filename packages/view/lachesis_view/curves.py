@@ -13,7 +13,7 @@ import orjson
 from lachesis.figures.intervals import mean_over_items
 from lachesis.loop.rollout import DECLINED
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
-from lachesis_view.html import in_words, visible
+from lachesis_view.html import ended, in_words, visible
 from lachesis_view.index import Index
 from lachesis_view.metrics import SHOWN, mean
 from lachesis_view.reports.training import environments
@@ -37,18 +37,22 @@ UNSCORED, SCORED, NOT_TRAINED = (
     f"{of}, share" for of in ("why unscored", "causes of scored rollouts", "why not trained")
 )
 SHARES = (OUTCOMES, CALLS, UNSCORED, SCORED, NOT_TRAINED)
-NAMED = (*SHARES, "outcomes")
+OUTCOMES_OF_STEPS = "outcomes"
+NAMED = (*SHARES, OUTCOMES_OF_STEPS)
 """Whose lines are outcomes and causes."""
 
 
 def curves(index: Index, runs: Sequence[str], over: str) -> list[dict[str, Any]]:
     """Charts over `groups`, `time` (seconds since 1970) or `step`: a title, and lines with the run they are of, a
-    label, x, y, and where there is an interval its ends. The y of a `share` is 0 to 1."""
+    label, x, y, and where there is an interval its ends; of an outcome, the `kind` that its colour is of. The y of a
+    `share` is 0 to 1."""
     charts: dict[str, list[dict[str, Any]]] = {}
     names = [] if over == "step" else [name for name, _ in index.metrics(runs)[:SHOWN]]
     for run in runs:
         lines = _of_steps(index.steps(run)) if over == "step" else _of_groups(index.history(run), over, names)
         for title, line in lines:
+            if title in (OUTCOMES, OUTCOMES_OF_STEPS):
+                line["kind"] = ended(line["label"])
             line["label"] = visible(in_words(line["label"]) if title in NAMED else line["label"])
             charts.setdefault(visible(title), []).append({"run": run, **line})
     return [{"title": title, "over": over, "share": title in SHARES, "lines": lines} for title, lines in charts.items()]
@@ -70,7 +74,7 @@ def _of_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[st
     for name in sorted(outcomes):
         known = [step for step in steps if "train/completions/mean_length" in step]
         x, y = [step["step"] for step in known], [_finite(step.get(name, 0)) for step in known]
-        yield "outcomes", {"label": name.removeprefix("train/outcome/"), "x": x, "y": y}
+        yield OUTCOMES_OF_STEPS, {"label": name.removeprefix("train/outcome/"), "x": x, "y": y}
 
 
 def _of_groups(rows: Sequence[sqlite3.Row], over: str, metrics: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -139,9 +139,9 @@ def test_no_judge_leaves_out_what_has_no_reward_on_purpose() -> None:
     assert [(each[:10], "out of tokens" in each) for each in rollouts(page)] == [("no reward ", True)] * 2
     page, _ = render_report("mixed", [batch("", "declined", "infra_error"), batch("", "declined")])
     shown = " ".join(read(page).text.partition("Trajectories")[0].split())
-    assert "declined" in shown
+    assert "no reward" in shown and '<i class="cut" style=' in page, "as in the viewer"
     assert "<dt>left out</dt><dd>3</dd>" in page, "of rollouts that could have a reward"
-    assert "declined" in (table := page.partition('<table><tr><th class="text">item')[2].partition("</table>")[0])
+    assert "no reward" in (table := page.partition('<table><tr><th class="text">item')[2].partition("</table>")[0])
     assert table.count("<tr>") == 2 and "33.3 %" in table
 
 

@@ -33,7 +33,7 @@ from lachesis.loop.outcome import advice_if_cut_off
 from lachesis.loop.rollout import DECLINED
 from lachesis_messages.records.groups import stored_messages
 from lachesis_view.files import places_of
-from lachesis_view.html import Templates, in_words, pretty, reward_axis, tone, visible, write_page
+from lachesis_view.html import Templates, ended, in_words, pretty, reward_axis, tone, visible, write_page
 from lachesis_view.html.parts import Parts, pack, to_json
 from lachesis_view.html.rollout import HEADLINE, last_words, rollout_view, title_of, tool_views
 from lachesis_view.trained import group_name
@@ -57,11 +57,12 @@ QUANTILES = 6
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar of a chart: its label, its count, and its share of the tallest (0..1)."""
+    """One bar of a chart: its label, its count, its share of the tallest (0..1), and the class of its colour."""
 
     label: str
     count: int
     share: float
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,9 @@ def render_report(
         played=" to ".join(dict.fromkeys(each[:16].replace("T", " ") for each in run.times if each)),
         settings=settings,
         histogram=reward_histogram(rewards),
-        outcomes=_bars([(in_words(name), count) for name, count in summary.outcomes.items()]),
+        outcomes=[
+            replace(bar, label=in_words(bar.label), kind=ended(bar.label)) for bar in _bars([*summary.outcomes.items()])
+        ],
         tools=[(name, count, failed) for name, count, failed, _ in sorted(summary.tool_failures.to_rows())],
         titles={item_of(item.key): item.title for item in run.items},
         max_items=MAX_ITEMS,

@@ -114,6 +114,7 @@
   const holder = one("#curves");
   if (!holder) return;
   const colours = ["#12897f", "#d2762b", "#2f9d5f", "#b5485f", "#8060c0", "#a08a1c", "#30a0a0", "#c060a0", "#707c8c", "#6a8f2a", "#4a60c8", "#b04a2a"];
+  const kinds = { done: "--accent", cut: "--idle", broke: "--warn" };
   const plots = new Map();
   // A run has one colour in all plots, also in those of what other runs lack; then labels are told apart by their dashes.
   const runs = new URL(holder.dataset.curves, location).searchParams.getAll("runs"), dashes = [[], [7, 4], [2, 3], [10, 3, 2, 3], [14, 5], [4, 2]];
@@ -146,8 +147,10 @@
     const series = [{ label: { groups: "group", time: "time", step: "step" }[chart.over] }], bands = [], tables = [], ends = new Set();
     const labels = [...new Set(chart.lines.map((line) => line.label))];
     chart.lines.forEach((line) => {
-      const place = labels.indexOf(line.label), stroke = colours[(runs.length > 1 ? runs.indexOf(line.run) : place) % colours.length];
-      const dash = runs.length > 1 ? dashes[place % dashes.length] : [], label = (name(line) || shownTitle(chart)).slice(0, 60), table = [line.x, line.y];
+      // An outcome of a single run has the colour that it has in bars; those of one colour are told apart by their dashes.
+      const kind = runs.length > 1 ? null : kinds[line.kind], alike = kind ? chart.lines.filter((each) => each.kind === line.kind).indexOf(line) : 0;
+      const place = labels.indexOf(line.label), stroke = kind ? tone(kind) : colours[(runs.length > 1 ? runs.indexOf(line.run) : place) % colours.length];
+      const dash = runs.length > 1 ? dashes[place % dashes.length] : dashes[alike % dashes.length], label = (name(line) || shownTitle(chart)).slice(0, 60), table = [line.x, line.y];
       series.push({ label, stroke, dash, width: 2, points: { show: line.x.length < 40, size: 5 }, value: (_, value) => value == null ? "–" : short(value) });
       if (line.low) {
         const first = series.length;
