@@ -47,7 +47,7 @@ def invalid(summary: Summary) -> str:
 
 def tokens(summary: Summary) -> str:
     """Completion tokens."""
-    return "not counted by the server" if summary.uncounted_requests else f"{summary.completion_tokens}"
+    return "not counted by the server" if summary.uncounted_requests else f"{summary.completion_tokens:,}"
 
 
 def figure_rows(summary: Summary) -> Iterator[Row]:

@@ -62,7 +62,7 @@ class RepairedCalls:
         return self.repaired / self.parsed if self.parsed else None
 
     def __str__(self) -> str:
-        return f"{self.repaired} of {self.parsed}, {self.repaired / max(1, self.parsed):.1%}"
+        return f"{self.repaired:,} of {self.parsed:,}, {self.repaired / max(1, self.parsed):.1%}"
 
     @property
     def alarm(self) -> str:

@@ -40,7 +40,7 @@ class UnscoredCause:
     count: int = 0
 
     def __str__(self) -> str:
-        return f"{self.count} x {self.kind}: {self.example}"
+        return f"{self.count:,} x {self.kind}: {self.example}"
 
 
 class Causes:
@@ -143,20 +143,20 @@ class RunningFigures:
     def _rows_now(self, now: float) -> Iterator[Row]:
         found = self.figures
         if self.scores:
-            of = f" (the latest {self.window} items)" if found.forgot else ""
+            of = f" (the latest {self.window:,} items)" if found.forgot else ""
             mean = mean_over_items(list(found.scores.values()))
             yield "mean", "no score yet" if math.isnan(mean.mean) else f"{mean}{of}"
         yield "outcomes", listed(found.outcomes.most_common())
         if unscored := [(kind, count) for kind, count in found.unscored.most_common() if self._asks_for(kind)]:
-            of = f"{sum(count for _, count in unscored)} of {found.outcomes.total()}"
-            yield "no score", f"{of}: {', '.join(f'{kind} {count}' for kind, count in unscored)}"
+            of = f"{sum(count for _, count in unscored):,} of {found.outcomes.total():,}"
+            yield "no score", f"{of}: {', '.join(f'{kind} {count:,}' for kind, count in unscored)}"
         if cause := next(iter(self.causes), None):
             yield "because", _cut(str(cause), 160)
         if found.rollouts:
-            rate = f"{found.sampled} in finished rollouts, {found.sampled / max(now - self._began, 1e-9):.0f}/s"
+            rate = f"{found.sampled:,} in finished rollouts, {found.sampled / max(now - self._began, 1e-9):,.0f}/s"
             yield "tokens", "not counted by the server" if found.counts["uncounted_requests"] else rate
-            repaired = f", {found.repaired.repaired} repaired by the parser" if found.repaired.repaired else ""
-            yield "tool calls", f"{found.counts['tool_calls']}, {found.counts['tool_errors']} failed{repaired}"
+            repaired = f", {found.repaired.repaired:,} repaired by the parser" if found.repaired.repaired else ""
+            yield "tool calls", f"{found.counts['tool_calls']:,}, {found.counts['tool_errors']:,} failed{repaired}"
             if found.tool_failures:
                 yield "failed", _cut("; ".join(found.tool_failures.lines()), 240)
             yield "last", self._last

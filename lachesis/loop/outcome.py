@@ -48,7 +48,7 @@ def in_words(name: str) -> str:
 
 def listed(counts: Iterable[tuple[str, int]]) -> str:
     """How often rollouts ended in each way, for people to read."""
-    return ", ".join(f"{in_words(name)} {count}" for name, count in counts)
+    return ", ".join(f"{in_words(name)} {count:,}" for name, count in counts)
 
 
 def advice_if_cut_off(outcomes: Mapping[str, int], rollouts: int) -> str:
@@ -56,8 +56,8 @@ def advice_if_cut_off(outcomes: Mapping[str, int], rollouts: int) -> str:
     if (cut := outcomes.get(Outcome.CONTEXT_EXHAUSTED.value, 0)) <= rollouts / 2:
         return ""
     return (
-        f"{cut} of {rollouts} rollouts were cut off: allow longer answers with --env.max_token_length (-t), or serve a "
-        "longer context"
+        f"{cut:,} of {rollouts:,} rollouts were cut off: allow longer answers with --env.max_token_length (-t), or "
+        "serve a longer context"
     )
 
 

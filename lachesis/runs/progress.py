@@ -53,7 +53,7 @@ class Standing:
     @property
     def counts(self) -> tuple[str, str]:
         """The unit, and how much of it is done."""
-        count = f"{self.done}/{self.total}" if self.total >= 0 else f"{self.done}"
+        count = f"{self.done:,}/{self.total:,}" if self.total >= 0 else f"{self.done:,}"
         return self.unit, count + (f"; {self.note}" if self.note else "")
 
 

@@ -115,21 +115,21 @@ class RunResult:
         summary = self.summary
         left_out = summary.rollouts - summary.scored
         earlier = summary.groups > self.played + self.failed_groups + self.left_to_agents
-        now = f" ({self.played} in this run)" if earlier else ""
+        now = f" ({self.played:,} in this run)" if earlier else ""
         again = repeated(summary.scores)
         if self.evaluation:
             yield from figure_rows(summary)
-            yield "items", f"{summary.items}{again}"
-            yield "samples", f"{summary.rollouts}{now}"
+            yield "items", f"{summary.items:,}{again}"
+            yield "samples", f"{summary.rollouts:,}{now}"
         else:
             yield "mean reward", str(summary.reward) if summary.scored else "no rollout has a score"
-            yield "items", f"{summary.items}{again}{now}"
-            yield "rollouts", f"{summary.rollouts}" + (f", {left_out} left out" if left_out else "")
+            yield "items", f"{summary.items:,}{again}{now}"
+            yield "rollouts", f"{summary.rollouts:,}" + (f", {left_out:,} left out" if left_out else "")
         yield from summary.exclusion.rows(evaluation=self.evaluation)
         yield "outcomes", listed(summary.outcomes.items()) or "none"
         yield "turns", f"{summary.turns:.2f} per rollout"
         calls = round(summary.tool_calls * summary.rollouts)
-        failed = f"; {summary.failed_calls} of {calls} failed" if summary.failed_calls else ""
+        failed = f"; {summary.failed_calls:,} of {calls:,} failed" if summary.failed_calls else ""
         yield "tool calls", f"{summary.tool_calls:.2f} per rollout{failed}"
         for line in summary.tool_failures.lines():
             yield "failed calls", line
@@ -143,12 +143,12 @@ class RunResult:
             )
         if summary.compression_metrics():
             in_vain = counted(summary.failed_compressions, "time")
-            yield "contexts", f"{summary.compressions} compressed, {in_vain} failed"
+            yield "contexts", f"{summary.compressions:,} compressed, {in_vain} failed"
         if summary.discarded:
             yield "rolled back", counted(summary.discarded, "completion")
         if summary.branched:
             shared = "" if summary.uncounted_requests else f": {counted(summary.inherited_tokens, 'token')} shared"
-            sampled = f", {summary.completion_tokens} sampled" if shared else ""
+            sampled = f", {summary.completion_tokens:,} sampled" if shared else ""
             yield "branched", f"{counted(summary.branched, 'rollout')} off another one{shared}{sampled}"
         if summary.beside:
             beside = counted(summary.beside, "token")
@@ -164,7 +164,7 @@ class RunResult:
         yield from summary.cost_rows()
         if self.tokens and not summary.uncounted_requests:
             rate = self.tokens / max(self.seconds, 1e-9)
-            yield "tokens/s", f"{rate:.0f} ({self.tokens} in {self.seconds:.1f} s)"
+            yield "tokens/s", f"{rate:,.0f} ({self.tokens:,} in {self.seconds:.1f} s)"
 
     def paths(self) -> Iterator[tuple[str, Path]]:
         yield "groups", self.files.groups

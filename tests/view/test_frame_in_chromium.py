@@ -104,14 +104,14 @@ async def test_a_growing_run_grows_on_the_open_page_which_keeps_its_mark(played:
         await page.until(f"{TOTAL} === 6")
         await page.until(f"document.querySelector('tr.current')?.id === {mark!r}")
         await page.open(f"{url}run/live")
-        assert (await page.eval(MEANS)).endswith("&amp; <!-- ]]>-1e+1006seen50000026"), "no prefix"
+        assert (await page.eval(MEANS)).endswith("&amp; <!-- ]]>-1e+1006seen5,000,0026"), "no prefix"
         points = "document.querySelector('#curves .card')?.plot?.data[0].length"
         await page.until(f"{points} === 3")
         with (root / "live/groups.jsonl").open("a") as file:
             file.write(lines[3])
         await page.until(f"{points} === 4")
         await page.until("document.querySelector('#list').textContent.includes('8')")
-        await page.until(f"{MEANS}.endsWith('seen50000028')")
+        await page.until(f"{MEANS}.endsWith('seen5,000,0028')")
         titles = await page.eval("[...document.querySelectorAll('#curves h2')].map(title => title.textContent)")
         assert titles[-2].startswith("reward/</script>") and "\u202e" not in titles[-2] and titles[-1] == "seen metric"
         drawn = await page.eval(
@@ -165,7 +165,7 @@ async def test_curves_of_few_groups_are_folded_and_what_never_changes_is_a_figur
         await page.eval("document.querySelector('details.drawn').open = true")
         await page.until("document.querySelector('#curves .card').plot.width > 300")
         flat = "[...document.querySelectorAll('#curves .flat')].map(each => each.textContent)"
-        assert "seen metric5000002 throughout" in await page.eval(flat)
+        assert "seen metric5,000,002 throughout" in await page.eval(flat)
         assert await page.eval("document.querySelector('#curves .flat .u-wrap')") is None
         legend = "getComputedStyle(document.querySelector('.alone-line .u-legend')).position"
         assert await page.eval(legend) == "absolute", "it takes no room"

@@ -231,7 +231,7 @@ def test_a_group_shows_the_components_of_every_sibling_in_the_same_order(group: 
     html = Viewer(index).templates.page("group.html.jinja", **context, **more)
     index.close()
     shown = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", html)
-    assert [value for _, value in shown[:2]] == ["nan", "5000002"] and shown[12][1] == "1.000e+400"
+    assert [value for _, value in shown[:2]] == ["nan", "5,000,002"] and shown[12][1] == "1.000e+400"
     assert shown[13] == ("0", "–") and "<img" not in html
 
 

@@ -184,7 +184,7 @@ async def test_the_tokens_have_the_advantage_and_the_logprobs_of_the_trainer(roo
                 }
             same = json.loads(await page(f"tokens/run/{LINES + 1}/0/0"))
             assert same["advantage"] is None and same["skipped"] == "same_scores" and same["trainer_logprobs"] is None
-            assert "not trained: same_scores" in await page(f"rollout/run/{LINES + 1}/0")
+            assert "not trained: same scores" in await page(f"rollout/run/{LINES + 1}/0")
             assert "#token-" in await page("rollout/run/0/0"), "the call is linked with its tokens"
             stock = json.loads(await page(f"tokens/run/{2 * LINES}/0/0"))
             assert [(each["kind"], each["start"], each["end"]) for each in stock["segments"]] == [

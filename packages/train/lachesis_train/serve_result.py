@@ -91,8 +91,8 @@ class ServeResult(ShownResult):
         waiting = f", {self.waiting} waiting" if self.waiting else ""
         refused = f", {self._refused()} refused" if self.refused else ""
         parts.append(f"{counted(self.sent, 'group')} sent{waiting}{refused}, {self.playing} playing")
-        lost = f", {self.undelivered_tokens} not" if self.undelivered_tokens else ""
-        parts.append(f"tokens {self.delivered_tokens} delivered{lost}")
+        lost = f", {self.undelivered_tokens:,} not" if self.undelivered_tokens else ""
+        parts.append(f"tokens {self.delivered_tokens:,} delivered{lost}")
         if self.signals.last:
             parts.append(str(self.signals))
         if any(self.ages):
@@ -112,7 +112,7 @@ class ServeResult(ShownResult):
         yield from self.exclusion.rows()
         if self.repaired.parsed:
             yield "repaired calls", f"{self.repaired}: {NAME}"
-        yield "tokens", f"{self.delivered_tokens} delivered, {self.undelivered_tokens} undelivered"
+        yield "tokens", f"{self.delivered_tokens:,} delivered, {self.undelivered_tokens:,} undelivered"
         if self.of_split:
             of_split = counted(self.of_split, "token")
             yield (

@@ -149,6 +149,8 @@ def test_figures_that_stand_side_by_side_while_a_run_plays_are_of_one_moment() -
     assert (rows["mean"][:5], rows["outcomes"]) == ("0.500", "completed 2")
     figures.add("x", Rollout("c", "c-1", 0, Outcome.MODEL_ERROR, "", 0.0, None))
     rows = dict(figures.rows(fresh=True))
+    figures.figures.outcomes[Outcome.COMPLETED.value] = 1_843
+    assert dict(figures.rows(fresh=True))["outcomes"].startswith("completed 1,843, ")
     assert rows["outcomes"].endswith(", model error 1") and ", model error, " in rows["last"]
 
 

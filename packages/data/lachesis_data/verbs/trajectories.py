@@ -107,14 +107,14 @@ def _print_figures(figures: Mapping[str, Any]) -> None:
     table.add_column(overflow="fold")
     for name, value in figures.items():
         if value and name in SPREADS:
-            numbers = {key: f"{each:.4g}" if abs(each) < 1000 else f"{each:.0f}" for key, each in value.items()}
+            numbers = {key: f"{each:.4g}" if abs(each) < 1000 else f"{each:,.0f}" for key, each in value.items()}
             text = "mean {mean}, median {p50}, 90th percentile {p90}, maximum {max}".format(**numbers)
         elif isinstance(value, dict):
             called = in_words if name.startswith("outcome") else str
-            shown = [f"{printable(called(key))} {times}" for key, times in list(value.items())[:12]]
+            shown = [f"{printable(called(key))} {times:,}" for key, times in list(value.items())[:12]]
             text = ", ".join(shown + [f"{len(value) - 12} more"] * (len(value) > 12))
         else:
-            text = "" if value is None else str(value)
+            text = "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
         if text:
             # A turn of a run is one of the model's; here each message is one.
             table.add_row(name.replace("_", " ").replace("turns", "messages", name.startswith("turns")), text)

@@ -126,7 +126,7 @@ def figure(value: Any) -> str:
     if not isinstance(value, int | float):
         return "–" if value is None else str(value)[:100]
     if abs(value) < 1e15 and (abs(value) >= 1000 or value == int(value)):
-        return str(round(value))
+        return f"{round(value):,}"
     return f"{value if isinstance(value, float) else Decimal(value):.4g}"  # JSON has numbers that no float holds
 
 

@@ -114,14 +114,14 @@ class Comparison:
         """The figures side by side: name, a, b."""
         both = self.a, self.b
         yield ("run", *(run.title for run in both))
-        yield ("items", *(f"{run.summary.items}{repeated(run.summary.scores)}" for run in both))
-        yield ("samples", *(f"{run.summary.rollouts}" for run in both))
+        yield ("items", *(f"{run.summary.items:,}{repeated(run.summary.scores)}" for run in both))
+        yield ("samples", *(f"{run.summary.rollouts:,}" for run in both))
         yield ("invalid", *(invalid(run.summary) for run in both))
         figures = [run.summary.figures() for run in both]
         for name in figures[0] | figures[1]:
             yield ("mean reward" if name == "avg_reward" else name, *(_figure(each, name) for each in figures))
         if any(run.summary.in_place for run in both):
-            yield ("graded in place", *(f"{run.summary.in_place}" for run in both))
+            yield ("graded in place", *(f"{run.summary.in_place:,}" for run in both))
         if any(run.summary.repaired.parsed for run in both):
             yield ("repaired calls", *(f"{run.summary.repaired}" for run in both))
         yield ("turns", *(f"{run.summary.turns:.2f}" for run in both))
@@ -130,9 +130,9 @@ class Comparison:
     def lines(self) -> Iterator[tuple[str, str]]:
         """The subject of the comparison and its results."""
         found = self.difference
-        yield "common items", f"{found.items}{self.again}; {self.only_a} only in A, {self.only_b} only in B"
+        yield "common items", f"{found.items:,}{self.again}; {self.only_a:,} only in A, {self.only_b:,} only in B"
         yield "B - A", f"{found}"
-        yield "by item", f"B is higher at {found.better}, lower at {found.worse}, equal at the others"
+        yield "by item", f"B is higher at {found.better:,}, lower at {found.worse:,}, equal at the others"
         for name, difference in self.categories.items():
             yield f"B - A of {name}", f"{difference} ({counted(difference.items, 'item')})"
         if self.settings:

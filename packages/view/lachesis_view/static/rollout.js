@@ -253,7 +253,7 @@
           head.append(other);
           box.classList.add("elsewhere");
         } else if (this.data.discarded) head.append(make("span", "tag warn", "discarded attempt"));
-      } else head.append(`${count} tokens ${segment.start ? "between" : "of the prompt, as sent"}`);
+      } else head.append(`${count.toLocaleString("en")} tokens ${segment.start ? "between" : "of the prompt, as sent"}`);
       const text = make("div", "text");
       for (let start = segment.start; start < segment.end; ) {
         let end = Math.min(start + PART, segment.end);

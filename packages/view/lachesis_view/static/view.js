@@ -119,7 +119,7 @@
   // A run has one colour in all plots, also in those of what other runs lack; then labels are told apart by their dashes.
   const runs = new URL(holder.dataset.curves, location).searchParams.getAll("runs"), dashes = [[], [7, 4], [2, 3], [10, 3, 2, 3], [14, 5], [4, 2]];
   // Counts with all their digits. uPlot's own texts have three decimals, and 300 digits where a number has them.
-  const short = (value) => Math.abs(value) < 1e9 ? String(Number.isInteger(value) ? value : +value.toPrecision(4)) : value.toExponential(2);
+  const short = (value) => Math.abs(value) < 1e9 ? (Number.isInteger(value) ? value : +value.toPrecision(4)).toLocaleString("en", { maximumFractionDigits: 20 }) : value.toExponential(2);
   const whole = [...Array(9).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power)); // there is no group 1.5
   // A canvas takes colours, not the name of a token.
   const tone = (token) => { holder.style.color = `var(${token})`; const found = getComputedStyle(holder).color; holder.style.color = ""; return found; };

@@ -107,7 +107,7 @@ function list() {
   at("list").replaceChildren();
   shown = 0;
   more();
-  at("count").textContent = `${found.length} of ${items.length} items`;
+  at("count").textContent = `${found.length.toLocaleString("en")} of ${items.length.toLocaleString("en")} items`;
 }
 // The signs that are escaped in markup, so that every "<" in it begins a tag.
 const SIGNS = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&#34;": '"', "&#39;": "'" };
@@ -133,7 +133,7 @@ async function search() {
     const before = everywhere.size;
     for (const [item, line] of places) if (lower[line].includes(written) && says(lines[line], wanted)) everywhere.add(item);
     if (everywhere.size > before && before < 100) list();
-    at("count").textContent = `${found.length} items so far, searched ${part + 1} of ${parts.length} parts`;
+    at("count").textContent = `${found.length.toLocaleString("en")} items so far, searched ${part + 1} of ${parts.length} parts`;
   }
   list();
 }
