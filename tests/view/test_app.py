@@ -351,7 +351,7 @@ async def test_the_figures_of_a_page_are_of_one_moment_while_the_run_goes_on(roo
     try:
         async with aiohttp.ClientSession() as session, session.get(f"{url}run/live") as answer:
             text = await answer.text()
-        assert "rollouts of 1 item<" in text and "pass@2 of 1 items" in text
+        assert "rollouts of 1 item<" in text and "pass@2 of 1 item<" in text
     finally:
         await runner.cleanup()
         index.close()
