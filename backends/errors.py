@@ -6,6 +6,7 @@ A failure of the infrastructure is a `BackendError`. Whatever a command does is 
 from __future__ import annotations
 
 import errno
+import os
 import resource
 from enum import IntEnum
 from pathlib import Path
@@ -39,6 +40,19 @@ class SettingsError(LachesisError, ValueError):
     """Settings that cannot be used."""
 
     exit_code = ExitCode.SETTINGS
+
+
+def cannot_read(path: str | os.PathLike[str], error: OSError | None = None) -> str:
+    """What each command says of a path that it cannot read; a hint may follow.
+
+    Args:
+        error: of the system; None where there is nothing at `path`.
+    """
+    if error is None or isinstance(error, FileNotFoundError | NotADirectoryError):
+        return f"there is no file or folder {os.fspath(path)}"
+    if isinstance(error, IsADirectoryError):
+        return f"{os.fspath(path)} is a folder, not a file"
+    return f"{os.fspath(path)} cannot be read ({error.strerror or error})"
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> SettingsError:

@@ -22,14 +22,14 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 18_980,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
-    "lachesis": 19_090,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
+    "lachesis": 19_120,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
     "lachesis_client": 2_960,  # streams
     "lachesis_compat": 5_180,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_680,  # the plays and findings of the audit, chats that lose nothing, also behind summaries
     "lachesis_data": 6_680,
     "lachesis_doors": 4_810,  # tokens for two trainers; without the client of MCP, which tools have
     "lachesis_envs": 9_330,  # web_research, browser_tasks, the maze, word problems of the demo
-    "lachesis_messages": 4_820,  # places in trees, branches, lines read by two readers or by one field
+    "lachesis_messages": 4_830,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_125,
     "lachesis_tokens": 13_670,  # credit by turn and in trees, the download of the embedded model

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from backends.errors import ExitCode, LachesisError
 from backends.plugins import Registry
-from lachesis.cli.verb_parser import examples_of
+from lachesis.cli.verb_parser import VerbParser, examples_of
 
 GROUPS = {
     "begin": {
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed by whoever started it
             setattr(sys, stream, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
-    parser = argparse.ArgumentParser(prog="lachesis", usage="lachesis [-h] [--version] VERB ...")
+    parser = VerbParser(prog="lachesis", usage="lachesis [-h] [--version] VERB ...")
     parser.format_help = _help  # type: ignore[method-assign]
     version = f"lachesis {importlib.metadata.version('lachesis-core')}"  # the umbrella may not be installed
     parser.add_argument("--version", action="version", version=version)

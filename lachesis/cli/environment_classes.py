@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from backends.errors import SettingsError
+from backends.errors import SettingsError, cannot_read
 from backends.plugins import Registry
 from lachesis.other_packages import COMPAT
 from lachesis.settings.flags import close_names
@@ -53,7 +53,7 @@ def environment_class(target: str) -> Any:
         near = close_names(Path(place).name, (found.name for found in Path(place).parent.glob("*.py")), cutoff=0.6)
         meant = " or ".join(str(Path(place).with_name(name)) for name in near)
         hint = f"; did you mean {meant}?" if near else "; `lachesis new NAME` writes an environment to begin with"
-        raise SettingsError(f"there is no file {place}{hint}")
+        raise SettingsError(f"{cannot_read(place)}{hint}")
     from lachesis.base_env import HermesAgentBaseEnv
 
     if (scheme := place) in (schemes := SCHEMES.names()):

@@ -11,7 +11,7 @@ from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
-from backends.errors import SettingsError
+from backends.errors import SettingsError, cannot_read
 from backends.lazy import after_import
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.other_packages import COMPAT
@@ -69,7 +69,7 @@ def _module_of_file(path: Path) -> ModuleType:
     A file within a folder `environments`, as in Atropos' repository, is a module of that package.
     """
     if not path.is_file():
-        raise SettingsError(f"there is no file {path}")
+        raise SettingsError(cannot_read(path))
     path = path.resolve()
     root = path.parent
     while (root / "__init__.py").exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import textwrap
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -60,7 +61,8 @@ class VerbParser(argparse.ArgumentParser):
             self.exit(2, f"{NO_ENVIRONMENT}\n")
         if "arguments are required" in message and verbs:
             message = f"name one of {', '.join(verbs)}"
-        super().error(f"{message}; did you mean {near[0]}?" if near else message)
+        self.print_usage(sys.stderr)
+        self.exit(2, f"error: {message}{f'; did you mean {near[0]}?' if near else ''}\n")
 
     def _synopsis(self) -> str:
         formatter = self._get_formatter()

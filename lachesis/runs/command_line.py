@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
-from backends.errors import ExitCode, LachesisError, SettingsError
+from backends.errors import ExitCode, LachesisError, SettingsError, cannot_read
 from lachesis.runs import own_process
 from lachesis.runs.prose import print_prose
 from lachesis.runs.run_folder import name_problem
@@ -318,7 +318,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), YamlLoader)
     except OSError as error:
-        raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from error
+        raise SettingsError(f"{cannot_read(path, error)}; name a YAML file of settings") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = str(error).replace(' in "<unicode string>",', "")
         raise SettingsError(f"{path} is not YAML: {where}") from error

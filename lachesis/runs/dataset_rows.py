@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from backends.errors import ExitCode, LachesisError
+from backends.errors import ExitCode, LachesisError, cannot_read
 from backends.hugging_face import dataset_problem
 from lachesis_messages.records.json_arrays import array_items
 from lachesis_messages.records.jsonl import JsonlError, is_array
@@ -51,7 +51,7 @@ def read_jsonl(path: Path, required: tuple[str, ...] = ()) -> list[dict[str, Any
         raise DatasetError(str(error)) from error
     except OSError as error:
         kind = NoSuchDataset if isinstance(error, FileNotFoundError) else DatasetError
-        raise kind(f"cannot read the dataset {path}: {error.strerror}; see --env.dataset_name") from error
+        raise kind(f"{cannot_read(path, error)}; see --env.dataset_name") from error
     if not rows:
         raise DatasetError(f"{path} contains no rows")
     return rows

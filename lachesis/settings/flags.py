@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """In one line: the usage of three hundred flags would help nobody."""
-        self.exit(ExitCode.SETTINGS, f"{self.prog}: error: {message}\n")
+        self.exit(ExitCode.SETTINGS, f"error: {message}\n")
 
     def reject(self, rest: Sequence[str], command: argparse.ArgumentParser) -> NoReturn:
         unknown = next((text.partition("=")[0] for text in rest if text.startswith("-")), rest[0])

@@ -257,9 +257,7 @@ def test_a_wrong_flag_is_named_before_anybody_types(tmp_path: Path) -> None:
             env=environment(tmp_path),
         )
         assert (ended.returncode, ended.stdout) == (2, "")
-        assert ended.stderr == (
-            "lachesis chat: error: unknown setting --env.max_agent_turn; did you mean --env.max_agent_turns?\n"
-        )
+        assert ended.stderr == ("error: unknown setting --env.max_agent_turn; did you mean --env.max_agent_turns?\n")
 
 
 async def test_another_model_is_asked_at_the_same_server_and_without_a_foreign_key(tmp_path: Path) -> None:

@@ -315,7 +315,7 @@ def test_a_terminal_hears_at_once_what_begins() -> None:
     command = [sys.executable, "-m", "lachesis", "eval", "nowhere.py"]
     assert subprocess.run(command, stderr=theirs, check=False).returncode == 2
     begun, ended = os.read(ours, 4096).decode().splitlines()
-    assert begun == "nowhere.py: eval" and "error: there is no file nowhere.py" in ended
+    assert begun == "nowhere.py: eval" and "error: there is no file or folder nowhere.py" in ended
     os.close(ours)
     os.close(theirs)
 

@@ -206,7 +206,7 @@ def test_a_path_that_is_no_file_is_an_error(tmp_path):
     for path in (tmp_path, tmp_path / "file" / "out.jsonl"):
         with pytest.raises(JsonlError):
             append_line(path, {})
-    with pytest.raises(JsonlError, match="No such file"):
+    with pytest.raises(JsonlError, match="there is no file or folder"):
         list(read_lines(tmp_path / "missing.jsonl"))
 
 

@@ -32,14 +32,46 @@ def test_a_port_in_use_is_one_error(command: str, tmp_path: Path, capsys: pytest
     "command",
     [
         "eval compare {folder}/a {folder}/b",
-        "batch {folder}/none.jsonl -m x -b http://127.0.0.1:9/v1 --output {folder}/data",
-        "export {folder}/none --format openai --out {folder}/out.jsonl",
-        "trajectories stats {folder}/none",
         "report {folder}",
+        "nonsense",
+        "verify",
+        "eval tool_call --env.nonsense 1",
         "images build {folder}/none",
         "images build {folder}",
     ],
 )
 def test_what_does_not_exist_is_exit_code_2(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command.format(folder=tmp_path).split()) == 2
-    assert capsys.readouterr().err.startswith(f"error: {'' if 'eval' not in command else 'no such file or folder: '}")
+    assert "error: " in [line[:7] for line in capsys.readouterr().err.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "process {path}.py",
+        "process tool_call --config {path}.yaml",
+        "eval {path}.py",
+        "eval compare {path} {path}",
+        "compress {path} --target-max-tokens 100",
+        "export {path} --format openai --out out.jsonl",
+        "verify {path}",
+        "view {path}",
+        "report {path}",
+        "train --config {path}.yaml",
+        "train --sft {path} --training.base_model smollm2",
+        "batch {path}.jsonl -m x -b http://127.0.0.1:9/v1",
+        "trajectories stats {path}",
+        "audit {path}.py",
+        "check {path}.py",
+        "chat --replay {path}",
+    ],
+)
+def test_a_file_that_is_missing_is_one_error(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = command.format(path=tmp_path / "none").split()
+    missing = next(word for word in words if "none" in word)
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(f"error: there is no file or folder {missing}")
+    assert [*tmp_path.iterdir()] == []

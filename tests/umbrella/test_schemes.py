@@ -164,7 +164,7 @@ def test_a_scheme_without_a_name_is_refused_alike_by_every_verb(scheme: str, cap
         ("gymnasium:Taxi-v3?size=[1", "size=[1 is not YAML; write a text in quotes, size='...'"),
         ("harbor:none", "harbor: none: no task is there; name a folder that has a task.toml"),
         ("harbor:tasks?agnt=oracle", "unknown setting harbor:FOLDER?agnt; did you mean agent?"),
-        ("atropos:none.py", "atropos: there is no file none.py"),
+        ("atropos:none.py", "atropos: there is no file or folder none.py"),
         ("atropos:capitals.py?a=1", "takes no arguments; give its settings as --env.NAME VALUE"),
         ("atropos:lachesis_envs.gsm8k:GSM8kAgentEnv", "write lachesis_envs.gsm8k:GSM8kAgentEnv"),
         ("skyrl:gsm8k", "needs the package 'skyrl_gym', which this interpreter does not have. Next step: python -m"),

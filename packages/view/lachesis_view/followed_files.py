@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from backends.errors import SettingsError
+from backends.errors import SettingsError, cannot_read
 from backends.host.folders import user_cache
 from lachesis.figures.item_keys import whole_and_part
 from lachesis_messages.errors import MISSHAPEN
@@ -92,7 +92,8 @@ class FollowedFiles:
 
     def __init__(self, root: Path, path: Path | None = None) -> None:
         if not root.is_dir():
-            raise SettingsError(f"{root} is not a folder; name the folder that contains your runs, by default data/")
+            wrong = f"{root} is not a folder" if root.exists() else cannot_read(root)
+            raise SettingsError(f"{wrong}; name the folder that contains your runs, by default data/")
         self.root = root.resolve()
         self.path = path or cache_path(root)
         self.left = 0

@@ -264,7 +264,7 @@ def test_what_cannot_be_loaded_is_an_error_that_says_why(tmp_path: Path) -> None
     old.write_text("def load_environment():\n    ...\n")
     for module, words in [
         ("", "no environment is named; set --env.module"),
-        ("no/such/file.py", "there is no file"),
+        ("no/such/file.py", "there is no file or folder"),
         ("no-such-module", "'no_such_module' not found"),
         (str(old), "load_environment is of verifiers before version 1"),
     ]:

@@ -294,7 +294,7 @@ def test_an_output_that_cannot_be_written_is_named(file: Path, capsys: pytest.Ca
             assert f"error: {out.resolve()}: " in error
             assert reason in error
     assert run("stats", file.with_name("missing.jsonl")) == 2
-    assert "missing.jsonl: cannot be read (No such file" in capsys.readouterr().err
+    assert "error: there is no file or folder" in capsys.readouterr().err
     assert run("stats", file.with_name("missing.parquet")) == 1
     (packed := file.with_name("in.jsonl.gz")).write_bytes(gzip.compress(file.read_bytes()))
     assert run("stats", packed) == 1

@@ -107,7 +107,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("gsm8k process --env.data_path_to_save_groups x.failed.jsonl", 2, "choose another name"),
         ("gsm8k process --env.data_path_to_save_groups /proc/x/groups.jsonl", 1, "cannot write to /proc/x"),
         ("gsm8k serve", 2, "Phase 1"),
-        ("export nowhere --format hermes --out x", 2, "nowhere: cannot be read"),
+        ("export nowhere --format hermes --out x", 2, "there is no file or folder nowhere"),
         ("export nowhere --format hermse --out x", 2, "Did you mean 'hermes'?"),
         ("export nowhere --format openai --out x --options {min_rewrd:1}", 2, "min_rewrd"),
         ("export nowhere --format openai --out x --min-reward much", 2, "expected a number, got 'much'"),
@@ -153,7 +153,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("eval gsm8k --group-size 3", 2, "did you mean --env.group_size?"),
         ("process gsm8k --group_size 3", 2, "did you mean -r (rollouts per item)?"),
         ("eval gsm8k --unheard-of", 2, "--help-all lists all of them"),
-        ("eval tsk.py", 2, "there is no file tsk.py; did you mean task.py?"),
+        ("eval tsk.py", 2, "there is no file or folder tsk.py; did you mean task.py?"),
         ("eval gsm8k --config misspelt.yaml", 2, "misspelt.yaml: unknown setting enviroment; did you mean env?"),
         ("eval gsm8k --config broken.yaml", 2, "broken.yaml is not YAML: while parsing a flow mapping\n  line 1"),
         ("eval gsm8k --config dates.yaml", 2, "dates.yaml is not YAML: '2020-02-30' is no timestamp\n  line 1"),
@@ -326,7 +326,7 @@ def test_a_file_that_cannot_be_used_says_what_and_where(tmp_path: Path, settings
 
 
 def test_a_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
-    assert "No such file" in refused("--config", str(tmp_path / "missing.yaml"))
+    assert "there is no file or folder" in refused("--config", str(tmp_path / "missing.yaml"))
     (tmp_path / "broken.yaml").write_text("env: [1")
     assert "broken.yaml is not YAML" in refused("--config", str(tmp_path / "broken.yaml"))
     for text, line in (("env: {group_size: 2, group_size: 3}", 1), ("env: {group_size: 2}\nenv: {total_steps: 3}", 2)):
@@ -496,7 +496,7 @@ def test_a_dataset_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(DatasetError, match="contains no rows"):
         read_jsonl(path)
-    with pytest.raises(DatasetError, match=r"test\.jsonl: No such file"):
+    with pytest.raises(DatasetError, match=r"there is no file or folder .*test\.jsonl"):
         load_rows(str(tmp_path), "test")
     path.write_text('{"a": 1}\n{"a": 2}\n')
     assert [row["a"] for row in load_rows(str(tmp_path), "rows")] == [1, 2]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from pydantic import Field
 
-from backends.errors import SettingsError
+from backends.errors import SettingsError, cannot_read
 from lachesis.loop.outcome import Outcome
 from lachesis.rewards.reward import Reward
 from lachesis.settings.chosen import is_chosen
@@ -274,7 +274,7 @@ def load(module: str, arguments: Mapping[str, Any], limits: Mapping[str, int] | 
         )
     if module.endswith(".py"):
         if not Path(module).is_file():
-            raise SettingsError(f"env.module: there is no file {module}")
+            raise SettingsError(f"env.module: {cannot_read(module)}")
         sys.path.insert(0, str(Path(module).resolve().parent))
     # Its environments may take these signals, which are Lachesis' here.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

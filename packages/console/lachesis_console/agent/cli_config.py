@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from backends.errors import SettingsError
+from backends.errors import SettingsError, cannot_read
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def _read(path: Path, *, must_exist: bool) -> Mapping[str, Any]:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if must_exist:
-            raise SettingsError(f"{path} does not exist; give the path of a file like {FILE}") from None
+            raise SettingsError(f"{cannot_read(path)}; give the path of a file like {FILE}") from None
         return {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingsError(f"{path} cannot be read: {error}; correct it, or remove it") from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends.errors import SettingsError
+from backends.errors import SettingsError, cannot_read
 from lachesis.runs.reference_policy import Policy
 from lachesis_console.chat.ran import Lost, RolloutRan
 from lachesis_console.replaced import with_methods, without_volatile
@@ -55,7 +55,8 @@ def recorded_rollouts(path: Path) -> Iterator[RecordedRollout]:
     """
     files = sorted(filter(Path.is_file, path.glob("*.jsonl"))) if path.is_dir() else [path]
     if not any(file.exists() for file in files):
-        raise SettingsError(f"{path}: there is no such file; name a run's folder, or its groups.jsonl or samples.jsonl")
+        wrong = f"{path} has no *.jsonl file" if path.is_dir() else cannot_read(path)
+        raise SettingsError(f"{wrong}; name a run's folder, or its groups.jsonl or samples.jsonl")
     for file in files:
         for record in read_lines(file, torn_tail=True):
             if not isinstance(record, Mapping) or not str(record.get("schema", "")).startswith("lachesis.group/"):

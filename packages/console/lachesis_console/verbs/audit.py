@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from backends.errors import SettingsError
+from backends.errors import SettingsError, cannot_read
 from backends.text import counted, escaped
 from lachesis.cli.verb_parser import VerbParser, count
 from lachesis_console.auditing.records import AuditPlay
@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.json is not None:
         given.json.write_text(json.dumps(found.to_record(), indent=1, ensure_ascii=False) + "\n")
     if found.not_audited:
-        said = f"error: {given.environment} could not be audited: {found.not_audited}"
+        unread = found.not_audited.startswith(cannot_read(given.environment.partition(":")[0]))
+        said = f"error: {'' if unread else f'{given.environment} could not be audited: '}{found.not_audited}"
         beside.print(said, markup=False, highlight=False, soft_wrap=True)
         return found.exit_code
     table = Table("policy", "rollouts", "mean reward", "lowest", "highest", "no score", "s", box=None, pad_edge=False)

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from backends.errors import cannot_read
 from backends.hugging_face import dataset_problem
 from lachesis.figures.item_keys import item_digest
 from lachesis.runs.dataset_rows import DatasetError, NoSuchDataset
@@ -169,7 +170,7 @@ class Rows:
                     yield f"{source}, row {number}", unpadded(row)[0]
         except OSError as error:
             kind = NoSuchDataset if isinstance(error, FileNotFoundError) else DatasetError
-            raise kind(f"cannot read {path}: {error.strerror or error}; name the file of prompts") from error
+            raise kind(f"{cannot_read(path, error)}; name the file of prompts") from error
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:

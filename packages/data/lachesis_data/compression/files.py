@@ -22,7 +22,7 @@ from random import Random
 from shlex import quote
 from typing import IO, Any
 
-from backends.errors import SettingsError
+from backends.errors import SettingsError, cannot_read
 from backends.tasks import finish
 from lachesis.runs.run_folder import has_groups
 from lachesis_data.compression.compressor import Compressed, Compressor
@@ -83,7 +83,7 @@ def find_jobs(source: Path, output: Path | None, suffix: str) -> list[Compressio
             output /= source.name
         jobs = [CompressionJob(source, output or source.with_name(f"{source.stem}{suffix}{source.suffix}"))]
     else:
-        raise SettingsError(f"there is no file or folder {source}; name trajectories with --input")
+        raise SettingsError(f"{cannot_read(source)}; name trajectories with --input")
     for job in jobs:
         for path in (job.output, job.part, job.progress):
             if path.exists() and path.samefile(job.source):

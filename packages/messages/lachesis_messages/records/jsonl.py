@@ -25,7 +25,7 @@ from typing import IO, Any, Self
 
 import orjson
 
-from backends.errors import ExitCode, LachesisError, os_error_hint
+from backends.errors import ExitCode, LachesisError, cannot_read, os_error_hint
 
 StrPath = str | os.PathLike[str]
 
@@ -67,11 +67,16 @@ class NoSuchFile(JsonlError):
 
     exit_code = ExitCode.SETTINGS
 
+    def __init__(self, path: StrPath, error: OSError) -> None:
+        super().__init__(path, reason := cannot_read(path, error))
+        self.args = (reason,)
+
 
 def unreadable(path: StrPath, error: OSError) -> JsonlError:
     """The error of a file that cannot be opened or read."""
-    kind = NoSuchFile if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError) else JsonlError
-    return kind(path, f"cannot be read ({error.strerror or error})")
+    if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
+        return NoSuchFile(path, error)
+    return JsonlError(path, f"cannot be read ({error.strerror or error})")
 
 
 class NotReplaced(JsonlError):

@@ -19,6 +19,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from backends.errors import SettingsError, cannot_read
 from backends.text import counted, escaped
 from lachesis.cli.verb_parser import VerbParser
 from lachesis_tokens.samples.verification import NO_SAMPLES, RecordVerifier, Totals
@@ -40,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     files = [_in_folder(path) if path.is_dir() else path for path in arguments.files]
     for path, file in zip(arguments.files, files, strict=True):
         if not file.exists():
-            holds = "there is no file or folder" if path == file else "neither groups.jsonl nor samples.jsonl is in"
-            parser.error(f"{holds} {path}")
+            neither = f"neither groups.jsonl nor samples.jsonl is in {path}"
+            raise SettingsError(cannot_read(path) if path == file else neither)
     found = {str(path): verify_file(path, max_problems=max(0, arguments.problems)) for path in files}
     ok = all(totals.ok for totals in found.values())
     console = Console(emoji=False)

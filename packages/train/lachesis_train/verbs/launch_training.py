@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel
 from rich.console import Console
 
-from backends.errors import ExitCode, SettingsError
+from backends.errors import ExitCode, SettingsError, cannot_read
 from lachesis.runs.command_line import (
     OF_TRAINER,
     TOP_LEVEL,
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "launch_training.py")
             console.print(text, markup=False, highlight=False, soft_wrap=True)
         settings = read_settings(path, flags, of_files=bool(files))
         for missing in (file for file in files or () if not Path(file).exists()):
-            raise SettingsError(f"--sft {missing}: there is no file or folder")
+            raise SettingsError(f"--sft: {cannot_read(missing)}")
         check_packages()
         if files:
             from lachesis_train.verbs.sft_training import train_on_files

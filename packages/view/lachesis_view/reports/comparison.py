@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from backends.errors import ExitCode, LachesisError
+from backends.errors import ExitCode, LachesisError, cannot_read
 from backends.text import counted
 from lachesis.figures.evaluations import invalid, tokens
 from lachesis.figures.figures import Figures
@@ -63,7 +63,7 @@ def read_samples(path: Path) -> Iterator[dict[str, Any]]:
         hint = "name the folder of an evaluation, or its samples.jsonl"
         if played:
             hint = "that is a run of `process`; play an evaluation, lachesis eval ENV -o FOLDER, and name its folder"
-        raise NoEvaluation(f"no such file or folder: {path}; {hint}")
+        raise NoEvaluation(f"{cannot_read(path)}; {hint}")
     done = set()
     for record in read_lines(path, torn_tail=True) if path.exists() else ():
         done.add(record.get("item_key"))

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from backends.errors import LachesisError
+from backends.errors import LachesisError, SettingsError, cannot_read
 from lachesis.cli.verb_parser import VerbParser
 
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     one.add_argument("--group", metavar="KEY", help="only the group of this item, by its key")
     arguments = parser.parse_args(argv)
     if not arguments.groups.exists():
-        parser.error(f"there is no file or folder {arguments.groups}")
+        raise SettingsError(cannot_read(arguments.groups))
     if arguments.rollout or arguments.group:
         from lachesis_view.single_page import write_single
 
