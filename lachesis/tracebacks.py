@@ -4,10 +4,12 @@ frames of this project."""
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 
@@ -122,7 +124,8 @@ def _guess(error: BaseException) -> str:
     if isinstance(error, AttributeError) and hasattr(type(error.obj), "get_next_item"):
         return f"neither the class nor setup() has set self.{error.name}"
     if isinstance(error, ModuleNotFoundError):
-        return f"install the package that has it, for {sys.executable}"
+        near = near_module(error.name or "")
+        return f"did you mean {near}?" if near else f"install the package that has it, for {sys.executable}"
     if isinstance(error, RuntimeError) and said == "coroutine raised StopIteration":
         return "next() found no more items: next(items, None) returns None, which ends the run"
     if isinstance(error, TypeError | AttributeError) and re.search(r"\bcoroutine\b", said):
@@ -135,6 +138,14 @@ def _guess(error: BaseException) -> str:
     if isinstance(error, TypeError) and called and called[1] in CALLED:
         return f"it is called as {called[1]}{CALLED[called[1]]}"
     return ""
+
+
+def near_module(name: str) -> str:
+    """The module that can be imported and has nearly this name; empty without one."""
+    parent, _, last = name.rpartition(".")
+    places = getattr(sys.modules.get(parent), "__path__", ()) if parent else None
+    known = {each.name for each in pkgutil.iter_modules(places)} | (set() if parent else sys.stdlib_module_names)
+    return f"{parent}.{near[0]}".lstrip(".") if (near := get_close_matches(last, known, 1, 0.8)) else ""
 
 
 def _about_key(key: object, trace: TracebackType | None) -> str:

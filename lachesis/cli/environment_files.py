@@ -16,6 +16,7 @@ from backends.lazy import after_import
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.other_packages import COMPAT
 from lachesis.runs.atropos_base import MODULE
+from lachesis.tracebacks import near_module
 
 
 @contextmanager
@@ -97,9 +98,9 @@ def _import(name: str, shown: str) -> ModuleType:
         missing = "'lachesis-rl[atropos]'" if error.name == "atroposlib" else error.name
         lines = [at for frame, at in walk_tb(error.__traceback__) if frame.f_code.co_filename == shown]
         where = f"{shown}, line {lines[-1]}," if lines else shown
-        raise SettingsError(
-            f"{where} needs the package {error.name!r}, which is not installed. Next step: pip install {missing}"
-        ) from error
+        near = near_module(error.name or "")
+        next_step = f"; did you mean {near}?" if near else f". Next step: pip install {missing}"
+        raise SettingsError(f"{where} needs the package {error.name!r}, which is not installed{next_step}") from error
 
 
 def _classes(module: ModuleType, suits: Callable[[type], bool]) -> list[Any]:

@@ -84,6 +84,8 @@ def looks_up_elsewhere(_: Any) -> Any:
         (lambda env: env.compute_reward(1), "it is called as compute_reward(self, item, result, ctx)"),
         (lambda _: int("x"), ""),
         (lambda _: __import__("lachesis_of_nobody"), f"install the package that has it, for {sys.executable}"),
+        (lambda _: __import__("jsonn"), "did you mean json?"),
+        (lambda _: __import__("lachesis.rewardss"), "did you mean lachesis.rewards?"),
         (lambda _: Path("of_nobody.txt").read_text(), f"the path begins in the folder of the command, {Path.cwd()}"),
         (lambda _: Path("/of/nobody.txt").read_text(), ""),
         (lambda _: os.write(os.open("/dev/full", os.O_WRONLY), b"x"), "the disk is full: make room there"),
@@ -202,6 +204,7 @@ def test_what_fails_in_our_code_keeps_its_frames() -> None:
             2,
             "needs the package 'lachesis_of_nobody', which is not installed. Next step: pip",
         ),
+        ("from lachesiss import X", 2, "needs the package 'lachesiss', which is not installed; did you mean lachesis?"),
     ],
 )
 def test_a_module_that_cannot_be_imported_shows_its_own_line(tmp_path: Path, text: str, code: int, said: str) -> None:
