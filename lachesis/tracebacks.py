@@ -77,6 +77,13 @@ def in_one_line(trace: str) -> str:
     return f"{said} ({Path(found[-1][0]).name}, line {found[-1][1]})" if found else said
 
 
+def lines_of(trace: str) -> str:
+    """Of the result of `explained`, what it shares with others of one mistake, whose texts name other items: the type
+    and the lines of code. Empty where it has no lines."""
+    lines = re.findall(r'^\s*File "[^"]+", line \d+.*', trace, re.MULTILINE)
+    return "\n".join([trace.partition(":")[0], *lines]) if lines else ""
+
+
 def place(error: BaseException | None) -> str:
     """The author's outermost function (`SortWords.setup`) or file that the error went through; empty without one."""
     while error is not None:

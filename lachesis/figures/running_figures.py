@@ -17,6 +17,7 @@ from lachesis.figures.tool_failures import VARYING
 from lachesis.loop.outcome import in_words, listed
 from lachesis.loop.rollout import DECLINED, Rollout
 from lachesis.settings.setting_facts import with_settings
+from lachesis.tracebacks import lines_of
 
 Row = tuple[str, str]
 
@@ -44,14 +45,14 @@ class UnscoredCause:
 
 
 class Causes:
-    """Counts them. Failures that differ in numbers only have the same cause."""
+    """Counts them. Failures that differ in numbers only have the same cause, and exceptions of the same lines."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], UnscoredCause] = {}
 
-    def add(self, kind: str, why: str, *, may_pass: bool, of_settings: bool = False) -> None:
+    def add(self, kind: str, why: str, *, may_pass: bool, of_settings: bool = False, trace: str = "") -> None:
         why = _cut(with_settings(_LABELS.sub("", why)), 2_000)
-        key = kind, VARYING.sub("#", why)[:300]
+        key = kind, lines_of(trace) or VARYING.sub("#", why)[:300]
         self._found.setdefault(key, UnscoredCause(kind, why, may_pass, of_settings)).count += 1
 
     @property
@@ -117,7 +118,8 @@ class RunningFigures:
         if self._asks_for(kind) and not rollout.left_to_agent:
             # A reward may be None for one sample and a number for the next.
             may_pass = rollout.may_pass_later or kind == DECLINED
-            self.causes.add(kind, rollout.unscored_because, may_pass=may_pass, of_settings=rollout.of_settings)
+            of_settings, trace = rollout.of_settings, rollout.traceback or ""
+            self.causes.add(kind, rollout.unscored_because, may_pass=may_pass, of_settings=of_settings, trace=trace)
 
     def add_record(self, record: Mapping[str, Any]) -> None:
         """A group of an earlier start, or one that was broken before it had rollouts."""

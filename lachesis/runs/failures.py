@@ -17,7 +17,7 @@ from backends.text import counted
 from lachesis.figures.running_figures import Causes
 from lachesis.figures.tool_failures import VARYING
 from lachesis.runs.decisions import Decision, LeftOut
-from lachesis.tracebacks import explained, headline, in_one_line
+from lachesis.tracebacks import explained, headline, in_one_line, lines_of
 from lachesis_client import InferenceError
 
 MAX_TRACEBACKS = 5
@@ -170,7 +170,9 @@ class FailureBrake:
         """Print the exceptions of a group, each of them once."""
         self.exceptions += len(decision.tracebacks)
         for trace in decision.tracebacks:
-            if (alike := VARYING.sub("#", trace)) not in self._shown and len(self._shown) < MAX_TRACEBACKS:
+            if (alike := lines_of(trace) or VARYING.sub("#", trace)) not in self._shown and len(
+                self._shown
+            ) < MAX_TRACEBACKS:
                 self._shown.add(alike)
                 headline, _, rest = trace.partition("\n")
                 line = f"exception in the environment, on {key}: {headline}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from backends.text import counted
 from lachesis.base_env import HermesAgentBaseEnv
+from lachesis.tracebacks import lines_of
 from lachesis_console.auditing.of_environment import SLOW_SANDBOX, SLOW_SETUP
 from lachesis_console.auditing.plan import AuditPlan
 from lachesis_console.auditing.playing import NO_REFERENCE, NO_SOLUTION, Stage
@@ -50,8 +51,9 @@ class CheckReport:
 
     @property
     def tracebacks(self) -> list[str]:
-        """Those of the author's code, each once."""
-        found = {reason: trace for played in self.played for reason, trace in played.tracebacks.items()}
+        """Those of the author's code, each line that failed once."""
+        every = [each for played in self.played for each in played.tracebacks.items()]
+        found = dict({lines_of(trace) or reason: (reason, trace) for reason, trace in reversed(every)}.values())
         return [f"exception in the environment: {reason}\n{trace.rstrip()}" for reason, trace in found.items()]
 
     def __str__(self) -> str:

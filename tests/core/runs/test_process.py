@@ -619,6 +619,18 @@ async def test_a_bug_of_a_tool_is_no_answer_and_no_score_and_is_shown_with_the_n
     assert "in ring" in shown and "the tool 'ring' raised SystemError" in shown
 
 
+async def test_an_exception_at_one_line_is_shown_once_and_counted_for_all_items(tmp_path: Path) -> None:
+    class Picky(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            raise ValueError(f"cannot grade {'a' * next(lengths)}")
+
+    lengths = itertools.count(1)
+    with pytest.raises(RunStopped, match="3 x environment: ValueError: cannot grade a"):
+        await process(Picky, tmp_path, lambda request: say("Done."), total_steps=3, group_size=1)
+    shown = (tmp_path / "console.txt").read_text()
+    assert shown.count("exception in the environment") == shown.count("Traceback") == 1
+
+
 @tool(toolset="bells")
 async def ask() -> str:
     """Ask another model, whose server is down."""
