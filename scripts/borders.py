@@ -26,7 +26,7 @@ LIMITS = {
     "lachesis_client": 2_960,  # streams
     "lachesis_compat": 5_180,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_680,  # the plays and findings of the audit, chats that lose nothing, also behind summaries
-    "lachesis_data": 6_680,
+    "lachesis_data": 6_690,
     "lachesis_doors": 4_810,  # tokens for two trainers; without the client of MCP, which tools have
     "lachesis_envs": 9_330,  # web_research, browser_tasks, the maze, word problems of the demo
     "lachesis_messages": 4_830,  # places in trees, branches, lines read by two readers or by one field

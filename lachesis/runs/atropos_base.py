@@ -22,6 +22,7 @@ from rich.table import Table
 from backends.lazy import after_import
 from lachesis.other_packages import COMPAT, TOKENS
 from lachesis.runs.failures import NotRunning
+from lachesis.runs.prose import print_table
 from lachesis.runs.run_folder import RunFolderError, data_folder, unused
 from lachesis.settings.server_settings import ServerConfig, describe, token_engine
 from lachesis.settings.settings import HermesAgentEnvConfig
@@ -278,7 +279,7 @@ class AtroposBase(ABC):
             table = Table(title=f"{task_name} ({seconds:.1f} s)", show_header=False)
             for name, value in metrics.items():
                 table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
-            self.console.print(table)
+            print_table(self.console, table)
         written = {
             "config_general": {
                 "model_name": model_name or describe(self.server_configs),

@@ -25,7 +25,7 @@ from lachesis.figures.running_figures import RunningFigures
 from lachesis.figures.summary import Summary
 from lachesis.loop.outcome import advice_if_cut_off, listed
 from lachesis.runs.failures import REPEATS
-from lachesis.runs.prose import print_prose
+from lachesis.runs.prose import print_prose, print_table
 from lachesis.runs.reports import NO_REPORT
 from lachesis_messages.records.entries import COMPLETED_FILE, FAILED_FILE
 
@@ -296,7 +296,7 @@ def print_result(console: Console, result: ShownResult) -> None:
     table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
-    console.print(table)
+    print_table(console, table)
     for label, path in paths:  # outside of the table: a path that is wrapped cannot be copied
         console.print(Text.assemble((f"{label:<{width}}  ", "bold"), path_link(path)), soft_wrap=True)
     for step, line in enumerate(result.next_steps()):

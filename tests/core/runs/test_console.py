@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from backends.text import counted
@@ -25,6 +26,7 @@ from lachesis.runs import command_line as cli
 from lachesis.runs import silence
 from lachesis.runs.failures import REPEATS, RunStopped
 from lachesis.runs.progress import Progress, Standing
+from lachesis.runs.prose import print_table
 from lachesis.runs.results import ShownResult, print_result, program
 from lachesis_client import RequestRejected
 from lachesis_client.sampling import Sampling
@@ -444,3 +446,12 @@ async def test_rewards_that_are_all_nothing_lead_to_the_cause_that_the_outcomes_
     assert "reward is 0.00: 2 of 2 rollouts were cut off: allow longer answers with --env.max_token_length (-t)" in said
     said = shown(await process(SortWords, tmp_path / "idle", does_nothing, total_steps=1))
     assert "every reward is 0.00: read some rollouts" in said
+
+
+def test_a_table_in_a_file_has_no_trailing_blanks() -> None:
+    table = Table("policy", "note", box=None, pad_edge=False)
+    table.add_row("reference", "a long note")
+    table.add_row("nothing", "")
+    console = Console(file=io.StringIO(), width=80)
+    print_table(console, table)
+    assert console.file.getvalue() == "policy     note\nreference  a long note\nnothing\n"

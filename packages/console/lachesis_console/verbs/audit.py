@@ -13,6 +13,7 @@ from rich.table import Table
 from backends.errors import SettingsError, cannot_read
 from backends.text import counted, escaped
 from lachesis.cli.verb_parser import VerbParser, count
+from lachesis.runs.prose import print_table
 from lachesis_console.auditing.records import AuditPlay
 
 FEW = 3
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds = sum(play.seconds for play in played) / len(played)
         table.add_row(name, str(len(played)), *shown, str(len(played) - len(rewards)), f"{seconds:.2f}")
     if table.rows:
-        console.print(table)
+        print_table(console, table)
     for word, said in found.explained.items():
         console.print(f"{word}: {said}", style="dim", markup=False, highlight=False, soft_wrap=True)
     for reward, names in sorted(alike.items()):

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from backends.text import counted
 from lachesis.cli.verb_parser import VerbParser, count
+from lachesis.runs.prose import print_table
 
 _DESCRIPTION = """\
 Play an environment's reference policy twice for each item, one that does nothing, and one that calls tools at random,
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures = (fmean(rewards), min(rewards), max(rewards)) if rewards else ()
         shown = [f"{value:.3f}" for value in figures] or ["–"] * 3
         table.add_row(played.policy, str(plays), *shown, str(plays - len(rewards)))
-    console.print(table)
+    print_table(console, table)
     for text in report.tracebacks:
         console.print(f"\n{text}\n", markup=False, highlight=False, soft_wrap=True)
     for text in report.findings:

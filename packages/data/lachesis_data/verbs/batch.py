@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from backends.errors import ExitCode, SettingsError
 from lachesis.cli.verb_parser import VerbParser, count
+from lachesis.runs.prose import print_table
 from lachesis.runs.run_folder import name_problem
 from lachesis.settings.flags import close_names, truth
 
@@ -285,7 +286,7 @@ def _list_distributions() -> int:
     table = Table("distribution", "toolsets, in percent", box=None, pad_edge=False)
     for name, chances in DISTRIBUTIONS.items():
         table.add_row(name, ", ".join(f"{each} {percent}" for each, percent in chances.items()))
-    Console(emoji=False).print(table)
+    print_table(Console(emoji=False), table)
     toolsets = sorted({each for chances in DISTRIBUTIONS.values() for each in chances if not has_toolset(each)})
     Console(emoji=False).print(f"without tools here: {', '.join(toolsets)}", highlight=False)
     return 0

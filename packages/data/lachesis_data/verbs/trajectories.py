@@ -20,6 +20,7 @@ from backends.errors import ExitCode, LachesisError
 from backends.text import counted
 from lachesis.cli.verb_parser import VerbParser, count
 from lachesis.loop.outcome import in_words
+from lachesis.runs.prose import print_table
 from lachesis.runs.run_folder import refuse_files_of_runs
 from lachesis_data.files.entry_files import EntryLine, OnBad, Rewritten, convert_entries, deduplicate, read_entries
 from lachesis_data.files.file_statistics import SPREADS, FileStatistics
@@ -118,7 +119,7 @@ def _print_figures(figures: Mapping[str, Any]) -> None:
         if text:
             # A turn of a run is one of the model's; here each message is one.
             table.add_row(name.replace("_", " ").replace("turns", "messages", name.startswith("turns")), text)
-    Console(emoji=False, soft_wrap=True, markup=False, highlight=False).print(table)
+    print_table(Console(emoji=False, soft_wrap=True, markup=False, highlight=False), table)
 
 
 def _validate(arguments: argparse.Namespace) -> int:

@@ -29,6 +29,7 @@ from lachesis.cli import command
 from lachesis.cli.verb_parser import VerbParser, count
 from lachesis.loop.outcome import in_words
 from lachesis.other_packages import TOKENS, VIEW
+from lachesis.runs.prose import print_table
 
 MAX_TOKENS = 200
 """Of an answer to a word problem."""
@@ -103,7 +104,7 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
         results[play.folder] = await env.process_manager()
 
     console.print()
-    console.print(_table(results))
+    print_table(console, _table(results))
     for play in ACTS:
         report = results[play.folder].files.report
         console.print(Text(f"  {play.folder:<20}") + path_link(report), soft_wrap=True)

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from lachesis.cli.environment_classes import ENVIRONMENTS
 from lachesis.cli.verb_parser import VerbParser
+from lachesis.runs.prose import print_table
 
 ABOUT = {
     "gsm8k": (
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in [*ABOUT, *(name for name in ENVIRONMENTS.names() if name not in ABOUT)]:
         table.add_row(name, *ABOUT.get(name, ("that of another package", "")))
     console = Console(emoji=False)
-    console.print(table)
+    print_table(console, table)
     console.print("\nplay one: lachesis eval NAME -n 20 -m MODEL -b URL", highlight=False)
     console.print("write one: lachesis new NAME", highlight=False)
     return 0

@@ -32,6 +32,7 @@ from lachesis.cli.subcommands import add_backend, backend_of, check
 from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs.own_process import run
 from lachesis.runs.progress import Progress, Standing
+from lachesis.runs.prose import print_table
 from lachesis_envs.task_folders import Task, TaskError, find_tasks, read_task
 from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 
@@ -144,7 +145,7 @@ async def _verify(tasks: list[Task], arguments: argparse.Namespace, file: Path) 
             continue
         table.add_row(task.name, *cells, "ok" if not problems else "UNSOUND", style="green" if not problems else "red")
     if not arguments.json:
-        console.print(table, highlight=False)
+        print_table(console, table)
         for task, verified in zip(tasks, found, strict=True):
             for problem in [str(verified)] if isinstance(verified, BackendError) else verified.problems:
                 console.print(f"{task.folder}: {problem}", markup=False, highlight=False, soft_wrap=True)

@@ -22,6 +22,7 @@ from rich.table import Table
 from backends.errors import SettingsError, cannot_read
 from backends.text import counted, escaped
 from lachesis.cli.verb_parser import VerbParser
+from lachesis.runs.prose import print_table
 from lachesis_tokens.samples.verification import NO_SAMPLES, RecordVerifier, Totals
 
 _STYLES = {"ok": "green", "old": "yellow", "none": "yellow", "WRONG": "red"}
@@ -109,7 +110,7 @@ def _show(console: Console, found: Mapping[str, Totals]) -> None:
             without = counted(totals.without_digest, "line")
             _say(console, f"{path}: {without} without a digest, as older versions wrote them: {_UNCERTIFIED}")
         if totals.sampled:
-            console.print(_table(totals), highlight=False)
+            print_table(console, _table(totals))
         for problem in totals.problems:
             line = "" if problem.line is None else f", line {problem.line}"
             rollout = f"rollout {problem.rollout_id}: " if problem.rollout_id else ""

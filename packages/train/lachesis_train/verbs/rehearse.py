@@ -17,6 +17,7 @@ from rich.table import Table
 
 from backends.errors import SettingsError
 from lachesis.cli.verb_parser import VerbParser
+from lachesis.runs.prose import print_table
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_train.rehearsal.fleet import Span, Workload, recorded_workload
 from lachesis_train.rehearsal.play import RehearsalPlan, RehearsalResult, rehearse
@@ -84,7 +85,7 @@ def show_rehearsal(plan: RehearsalPlan, console: Console, *, as_json: bool) -> N
         ("disk (computed)", f"{found.disk_bytes_a_day / 1e9:.1f} GB of records a day"),
     ):
         table.add_row(name, text)
-    console.print(table)
+    print_table(console, table)
     early = [f"Ended after {found.steps} of {plan.steps} steps: {found.ended}."] if found.ended else []
     for line in (*early, *cuts(plan), advice(plan, found)):
         console.print(line, markup=False, soft_wrap=True)

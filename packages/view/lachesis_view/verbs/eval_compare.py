@@ -18,6 +18,7 @@ from rich.table import Table
 from backends.errors import LachesisError
 from lachesis.cli.verb_parser import VerbParser
 from lachesis.figures.intervals import Mean
+from lachesis.runs.prose import print_table
 from lachesis_view.pairs import Difference
 from lachesis_view.reports.comparison import Comparison, compare, write_comparison
 
@@ -65,7 +66,7 @@ def _show(console: Console, found: Comparison) -> None:
         table.add_column(column, overflow="fold")
     for row in found.rows():
         table.add_row(*map(escape, row))
-    console.print(table)
+    print_table(console, table)
     console.print()
     for name, text in found.lines():
         console.print(f"{name}: {text}", markup=False, highlight=False, soft_wrap=True)
