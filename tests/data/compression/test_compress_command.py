@@ -77,6 +77,19 @@ def test_the_file_may_come_without_a_flag_and_there_is_one(folder: Path, capsys:
         assert "name one file or folder: lachesis compress PATH" in capsys.readouterr().err
 
 
+def test_a_file_from_which_everything_was_left_out_is_exit_code_1(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "in.jsonl").write_text(json.dumps(agent_entry(1)) + "\n")
+    tight = ["--extractive", "--target-max-tokens", "10", "--output", "out.jsonl"]
+    assert compress(*tight) == 0 and (folder / "out.jsonl").read_text()
+    path = folder / "configs" / "trajectory_compression.yaml"
+    settings = yaml.safe_load(path.read_text())
+    write_settings(folder, {**settings, "processing": {"save_over_limit": False}})
+    assert compress(*tight) == 1 and not (folder / "out.jsonl").read_text()
+    assert "error: no entry is left" in capsys.readouterr().err
+
+
 def test_without_the_hub_a_tokenizer_of_it_is_one_error_at_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,7 @@ from backends.errors import SettingsError
 from backends.text import counted
 from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs.progress import Progress, Standing
+from lachesis.runs.prose import print_table
 from lachesis.runs.results import program
 from lachesis.runs.run_folder import refuse_files_of_runs
 from lachesis_data.compression.compressor import NOT_VALID, Compressor, Summarizer
@@ -117,7 +118,7 @@ async def _run(given: argparse.Namespace, settings: CompressionFileSettings, job
         console.print(f"{counted(kept, 'line')} finished by an earlier start", highlight=False)
     if not given.dry_run:
         _finish(jobs, settings, totals, folder=given.input.is_dir(), console=console)
-    console.print(_table(settings, totals, dry_run=given.dry_run))
+    print_table(console, _table(settings, totals, dry_run=given.dry_run))
     if totals.over:
         print(f"  {_why_over(settings, totals)}", file=sys.stderr)
     for kind, entries in totals.errors.items():
@@ -133,7 +134,10 @@ async def _run(given: argparse.Namespace, settings: CompressionFileSettings, job
         )
     if not totals.sums["entries"]:
         print(f"error: {given.input} has no entries", file=sys.stderr)
-    return 1 if totals.sums["failed"] or not totals.sums["entries"] else 0
+    kept = totals.sums["entries"] - (0 if settings.processing.save_over_limit else len(totals.over))
+    if totals.sums["entries"] and not kept:
+        print("error: no entry is left: save_over_limit leaves out those over the limit", file=sys.stderr)
+    return 1 if totals.sums["failed"] or not kept else 0
 
 
 def _finish(
