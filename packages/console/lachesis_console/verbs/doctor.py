@@ -76,8 +76,11 @@ async def examine(purpose: str | None, options: dict[str, Any]) -> list[Check]:
         await sandboxes("local", {}, needed=True),
     ]
     demo = [_model()]
-    problems = _packages("gsm_symbolic problems", ["reasoning_gym"], "pip install --no-deps reasoning-gym")
-    train = [_packages("trainer", TRAINING, "pip install 'lachesis-rl[torch]'")]
+    of_problems = "the demo's problems of the dataset gsm_symbolic"
+    problems = _packages(
+        "gsm_symbolic problems", ["reasoning_gym"], "pip install --no-deps reasoning-gym", use=of_problems
+    )
+    train = [_packages("trainer", TRAINING, "pip install 'lachesis-rl[torch]'", use="lachesis train")]
     if purpose is not None:
         return [*checks, *(replace(check, needed=True) for check in (demo if purpose == "demo" else train))]
     others = await _in_child(*(name for name in backend_names() if name != "local"))
@@ -166,8 +169,8 @@ def _missing(backend: str, said: str) -> Iterator[str]:
 
 def _model() -> Check:
     if importlib.util.find_spec("xllamacpp") is None:
-        step = "pip install xllamacpp"
-        return Check("embedded model", False, "xllamacpp is not installed", step, install=[step])
+        step, said = "pip install xllamacpp", "xllamacpp is not installed (for the demo, and -m embedded)"
+        return Check("embedded model", False, said, step, install=[step])
     # In a child process: a missing shared library shows only when the module is loaded.
     tried = subprocess.run([sys.executable, "-c", "import xllamacpp"], capture_output=True, text=True, check=False)
     if tried.returncode:
@@ -183,9 +186,9 @@ def _model() -> Check:
     return Check("embedded model", True, f"SmolLM2-135M-Instruct on xllamacpp {version}")
 
 
-def _packages(name: str, packages: Sequence[str], fix: str) -> Check:
+def _packages(name: str, packages: Sequence[str], fix: str, *, use: str) -> Check:
     if missing := [each for each in packages if importlib.util.find_spec(each) is None]:
-        return Check(name, False, f"not installed: {', '.join(missing)}", fix, install=[fix])
+        return Check(name, False, f"not installed (for {use}): {', '.join(missing)}", fix, install=[fix])
     versions = [importlib.metadata.version(each.replace("_", "-")) for each in packages]
     return Check(name, True, ", ".join(f"{each} {version}" for each, version in zip(packages, versions, strict=True)))
 
@@ -201,7 +204,7 @@ def together(commands: Sequence[str]) -> str:
 
 def _key(name: str, use: str) -> Check:
     found = bool(os.environ.get(name))
-    return Check(name, found, "set" if found else "not set", f"only for {use}")
+    return Check(name, found, "set" if found else f"not set (optional: for {use})")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -230,11 +233,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(emoji=False)
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        mark, style = ("ok", "green") if finding.ok else ("missing", "red") if finding.needed else ("no", "yellow")
-        console.print(f"{mark:<8}", style=style, end="")
+        mark, style = ("ok", "green") if finding.ok else ("missing", "red") if finding.needed else ("optional", "dim")
+        console.print(f"{mark:<10}", style=style, end="")
         # Not a table: text that is folded at the edge of a cell cannot be copied.
         detail = finding.detail if finding.ok or not finding.fix else f"{finding.detail}; {finding.fix}"
-        for line in (f"{finding.name:<{width}}  {detail}", *(f"{'':{width + 10}}{line}" for line in finding.more)):
+        for line in (f"{finding.name:<{width}}  {detail}", *(f"{'':{width + 12}}{line}" for line in finding.more)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     ready = all(finding.ok for finding in findings if finding.needed)
     last = []
