@@ -268,7 +268,7 @@ def _note_without_effect(
     command: str, in_code: HermesAgentEnvConfig, file: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> None:
     """Name the settings that are accepted and change nothing."""
-    ignored, of_serve = [], []
+    ignored, of_training, of_serve = [], [], []
     of_trainer = any(file.get(section) for section in OF_TRAINER)
     removed = {f"env.{name}": None for name in in_code.model_fields_set if facts_of(type(in_code), name).removed}
     for namespace, model in (("env", type(in_code)), ("openai", ServerConfig)):
@@ -281,7 +281,7 @@ def _note_without_effect(
             elif (name == "batch_size" or facts.only_serve) and name not in flags.get(namespace, {}) and of_trainer:
                 continue  # the trainer and `serve` read it in the same file
             elif facts.ignored:
-                ignored.append(f"{namespace}.{name}")
+                (of_training if name == "batch_size" else ignored).append(f"{namespace}.{name}")
             elif facts.only_serve and command != "serve":
                 of_serve.append(f"{namespace}.{name}")
     if removed:
@@ -294,6 +294,7 @@ def _note_without_effect(
     for names, note in (
         (ignored, "settings of Atropos that have no effect here"),
         ([*removed], "settings of the removed stack's pools of threads and sandboxes, which have no effect here"),
+        (of_training, f"a setting of `lachesis train`, which `{command}` does not read"),
         (of_serve, f"settings of `serve`, which `{command}` does not read"),
     ):
         if names:

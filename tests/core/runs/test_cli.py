@@ -513,7 +513,8 @@ def test_never_silently_less_a_setting_that_changes_nothing_is_named(
     path = write(tmp_path, {"env": {"batch_size": 8, "group_size": 2}, "openai": {"health_check": False}})
     build("--config", path, "--env.steps_per_eval", "3")
     assert capsys.readouterr().err.splitlines() == [
-        "note: env.batch_size, openai.health_check: settings of Atropos that have no effect here",
+        "note: openai.health_check: settings of Atropos that have no effect here",
+        "note: env.batch_size: a setting of `lachesis train`, which `process` does not read",
         "note: env.steps_per_eval: settings of `serve`, which `process` does not read",
     ]
     build("--env.group_size", "2")
