@@ -294,6 +294,10 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["check", "checked.py", "-n", "2"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "reference 4 1.000 1.000 1.000 0" in said and "nothing suspicious" in said
+    assert "the reward reads in" not in said, "it has to: the prompt names the file"
+    Path("answers.py").write_text(Path("checked.py").read_text().replace("into sorted.txt", "into a new file"))
+    main(["check", "answers.py", "-n", "2"])
+    said = " ".join(capsys.readouterr().out.split())
     assert "the reward reads in the agent's own sandbox: ctx.read_file('sorted.txt')" in said
     text = Path("checked.py").read_text().replace("float(written", "1.0 or float(written")
     Path("careless.py").write_text(text)

@@ -103,9 +103,9 @@ def _played(policy: str, stage: Stage) -> Played:
         rewards.setdefault(f"item {first}, {stage.facts.items[first][:60]}", []).append(play.reward)
     reasons = Counter(play.reason for play in played if play.reward is None)
     tracebacks = {play.reason: play.traceback for play in reversed(played) if play.traceback}
-    return Played(
-        policy, rewards, reasons, tracebacks, list(dict.fromkeys(look for play in played for look in play.looks))
-    )
+    # What the prompt asks for has to be read where the agent leaves it.
+    looks = [look for play in played for look in play.looks if look.split("'")[1] not in play.prompt]
+    return Played(policy, rewards, reasons, tracebacks, list(dict.fromkeys(looks)))
 
 
 def _judge(report: CheckReport) -> None:
