@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lachesis.loop.outcome import SHOWN, Outcome
 from tests.run import ALL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,3 +202,11 @@ def test_a_generated_page_says_what_the_code_says(script: str) -> None:
         [sys.executable, ROOT / "scripts" / script, "--check"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", ["troubleshooting.md", "agent-loop.md"])
+def test_every_outcome_of_a_rollout_has_its_row(page: str) -> None:
+    _, _, text = (ROOT / "docs" / page).read_text(encoding="utf-8").partition("## How a rollout ends\n")
+    rows = re.findall(r"^\| `(\w+)`(.*)", text.partition("\n## ")[0], re.MULTILINE)
+    assert [name for name, _ in rows] == [outcome.value for outcome in Outcome]
+    assert all(shown in dict(rows)[name] for name, shown in SHOWN.items())
