@@ -268,7 +268,7 @@ def _note_without_effect(
     command: str, in_code: HermesAgentEnvConfig, file: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> None:
     """Name the settings that are accepted and change nothing."""
-    ignored, of_training, of_serve = [], [], []
+    ignored, of_training, of_serve = list[str](), list[str](), list[str]()
     of_trainer = any(file.get(section) for section in OF_TRAINER)
     removed = {f"env.{name}": None for name in in_code.model_fields_set if facts_of(type(in_code), name).removed}
     for namespace, model in (("env", type(in_code)), ("openai", ServerConfig)):

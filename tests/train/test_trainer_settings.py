@@ -92,7 +92,7 @@ def test_an_installed_command_trains_on_files(capsys: pytest.CaptureFixture[str]
     assert lachesis(["train", "--sft", "samples.jsonl", "--sft.min_reward", "1"]) == 2
     assert "no model to train: set --training.base_model" in capsys.readouterr().err
     assert lachesis(["train", "--sft", "samples.jsonl", "--training.base_model", "m"]) == 2
-    assert "--sft: there is no file or folder samples.jsonl" in capsys.readouterr().err
+    assert "there is no file or folder samples.jsonl; name trajectories with --sft" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         lachesis(["train", "--sft=samples.jsonl", "--sft.min_rewrd", "1"])
     assert "error: unknown setting --sft.min_rewrd; did you mean --sft.min_reward?" in (capsys.readouterr().err)

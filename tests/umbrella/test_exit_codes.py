@@ -33,16 +33,23 @@ def test_a_port_in_use_is_one_error(command: str, tmp_path: Path, capsys: pytest
     [
         "eval compare {folder}/a {folder}/b",
         "report {folder}",
-        "nonsense",
-        "verify",
-        "eval tool_call --env.nonsense 1",
         "images build {folder}/none",
         "images build {folder}",
     ],
 )
 def test_what_does_not_exist_is_exit_code_2(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command.format(folder=tmp_path).split()) == 2
-    assert "error: " in [line[:7] for line in capsys.readouterr().err.splitlines()]
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize("command", ["nonsense", "verify", "eval tool_call --env.nonsense 1"])
+def test_a_command_line_that_cannot_be_read_has_the_same_prefix(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(command.split())
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
 
 
 @pytest.mark.parametrize(

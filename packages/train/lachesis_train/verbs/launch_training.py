@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "launch_training.py")
             console.print(text, markup=False, highlight=False, soft_wrap=True)
         settings = read_settings(path, flags, of_files=bool(files))
         for missing in (file for file in files or () if not Path(file).exists()):
-            raise SettingsError(f"--sft: {cannot_read(missing)}")
+            raise SettingsError(f"{cannot_read(missing)}; name trajectories with --sft")
         check_packages()
         if files:
             from lachesis_train.verbs.sft_training import train_on_files
