@@ -52,6 +52,13 @@ def test_a_command_line_that_cannot_be_read_has_the_same_prefix(
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
 
 
+def test_a_comparison_of_three_says_how_to_compare_the_third(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["eval", "compare", "a", "b", "c d"])
+    said = capsys.readouterr().err
+    assert "error: it compares two, A and B; for the others: " in said and "eval compare a 'c d'" in said
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -6,9 +6,11 @@ have; its p is that of a permutation test.
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from shlex import quote
 
 import orjson
 from rich.console import Console
@@ -19,6 +21,7 @@ from backends.errors import LachesisError
 from lachesis.cli.verb_parser import VerbParser
 from lachesis.figures.intervals import Mean
 from lachesis.runs.prose import print_table
+from lachesis.runs.results import program
 from lachesis_view.pairs import Difference
 from lachesis_view.reports.comparison import Comparison, compare, write_comparison
 
@@ -32,9 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = VerbParser(prog="lachesis eval compare", description=__doc__)
     parser.add_argument("a", type=Path, metavar="A", help="the evaluation to compare with")
     parser.add_argument("b", type=Path, metavar="B", help="the other one")
+    parser.add_argument("more", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write both runs side by side to this file")
     arguments = parser.parse_args(argv)
+    if arguments.more:
+        others = "; ".join(
+            f"{program()} eval compare {quote(str(arguments.a))} {quote(each)}" for each in map(str, arguments.more)
+        )
+        parser.error(f"it compares two, A and B; for the others: {others}")
     found = compare(arguments.a, arguments.b)
     console = Console(emoji=False)
     if arguments.json:
