@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from backends.errors import SettingsError
 from lachesis.cli import main as lachesis
@@ -218,3 +220,13 @@ def test_a_run_of_an_older_version_goes_on_with_the_defaults_of_new_settings(rea
     assert found.settings == now
     with pytest.raises(OtherSettings, match=r"training.delta_low: 0.2 then, 0.1 now"):
         Checkpoint.of_run(tmp_path, read(delta_low=0.1).content(), resume=True)
+
+
+def test_a_training_run_ends_with_a_table_and_the_next_commands(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=400)
+    train.show_end(console, 0, tmp_path, [("policy --run-dir x", "serves it"), ("eval y", "plays it")])
+    lines = console.file.getvalue().splitlines()
+    assert [line[:8].strip() for line in lines] == ["run", "report", "logs", "next", ""]
+    assert lines[0].endswith("trained") and lines[4].endswith("eval y   (plays it)")
+    train.show_end(console, 1, tmp_path, [("policy", "serves it")])
+    assert "exit code 1" in console.file.getvalue() and console.file.getvalue().count("serves it") == 1

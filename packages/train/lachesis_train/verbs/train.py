@@ -63,19 +63,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
     write_commands(plan.settings.run_dir, plan.commands)
     code = asyncio.run(_run(plan, given.max_restarts, console))
-    folder = plan.settings.run_dir
-    ends: dict[int, str] = {ExitCode.DONE: "trained", ExitCode.STOPPED: "stopped; the same command continues"}
-    end = ends.get(code, f"ended before the last step, exit code {code}")
-    report = folder / "report.html"
-    console.print(
-        f"{end}; report: {report if report.exists() else 'none yet'}; logs: {folder / 'logs'}",
-        markup=False,
-        soft_wrap=True,
-    )
-    if code == ExitCode.DONE:
-        for command, does in plan.commands:
-            console.print(f"next  {program()} {command}   ({does})", markup=False, soft_wrap=True)
+    show_end(console, code, plan.settings.run_dir, plan.commands)
     return code
+
+
+def show_end(console: Console, code: int, folder: Path, commands: Sequence[tuple[str, str]]) -> None:
+    """How a run ended, its files and, of a finished one, what to do next, as at the end of `process`."""
+    ends: dict[int, str] = {ExitCode.DONE: "trained", ExitCode.STOPPED: "stopped; the same command continues"}
+    report = folder / "report.html"
+    rows = [
+        ("run", ends.get(code, f"ended before the last step, exit code {code}")),
+        ("report", str(report) if report.exists() else "none yet"),
+        ("logs", str(folder / "logs")),
+    ]
+    for number, (command, does) in enumerate(commands if code == ExitCode.DONE else ()):
+        rows.append(("" if number else "next", f"{program()} {command}   ({does})"))
+    for name, text in rows:
+        console.print(f"{name:<8}{text}", markup=False, soft_wrap=True)
 
 
 def _rehearse(argv: Sequence[str] | None) -> int:
