@@ -141,10 +141,6 @@ def test_the_first_of_equal_conversations_is_kept_as_it_is(tmp_path: Path, capsy
     assert out.read_text() == one.read_text().splitlines()[0] + "\n" + two.read_text().removeprefix("\ufeff") + "\n"
     assert run("dedup", one, two, "--by", "prompt", "--out", out) == 0
     assert [each["rollout_id"] for each in read_lines(out)] == ["r-0"]
-    items = [{**entry(), "item_key": f"{digest * 16}-{number}"} for digest, number in (("a", 1), ("b", 1), ("a", 2))]
-    one.write_text("".join(json.dumps(each) + "\n" for each in items))
-    assert run("dedup", one, "--by", "prompt", "--out", out) == 0
-    assert [*read_lines(out)] == items[:2], "items may differ in their files alone"
     # Pairs of one prompt, and results that hold the id of another call, are not equal.
     pairs = [{"prompt": PLAIN[:1], "chosen": SHELL[-1:], "rejected": [{**PLAIN[1], "content": n}]} for n in "aba"]
     results = [[*SHELL[:2], {**SHELL[2], "content": json.dumps({"tool_call_id": n, "x": 1})}, SHELL[3]] for n in "aba"]

@@ -15,7 +15,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, Self, TypeAlias
 
-from lachesis.figures.item_keys import item_of
 from lachesis_data.exports.parquet import ParquetWriter, raw_rows
 from lachesis_data.files.foreign import NULLS_REMOVED, unpadded
 from lachesis_data.files.formats import Converter
@@ -206,8 +205,7 @@ def _lacks_parts(line: EntryLine) -> bool:
 def digest(entry: Mapping[str, Any], by: Same) -> bytes:
     """16 bytes of the tools and the conversation of an entry without the ids of calls, which differ where nothing else
     does; or of the tools and the prompt: what is before the first answer. Examples (`weight` 0), and an answer with
-    which the entry begins, are part of the prompt, and so is the item that a run names: items may differ in their files
-    alone. Raises Unsuitable."""
+    which the entry begins, are part of the prompt. Raises Unsuitable."""
     lists = (entry[key] for key in ("conversations", "messages", "prompt") if isinstance(entry.get(key), list))
     turns = next(lists, None)
     if turns is None:
@@ -220,8 +218,6 @@ def digest(entry: Mapping[str, Any], by: Same) -> bytes:
     if not all(isinstance(turn, dict) for turn in turns):
         raise Unsuitable("it has no conversation")
     hashed = blake2b(digest_size=16)
-    if by == "prompt" and isinstance(item := entry.get("item_key"), str):
-        hashed.update(item_of(item).encode("utf-8", "surrogatepass"))
     if tools := entry.get("tools"):
         hashed.update(json.dumps(tools, sort_keys=True).encode())
     for number, turn in enumerate(turns):
