@@ -7,10 +7,8 @@ import json
 import os
 import re
 import sqlite3
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -72,24 +70,6 @@ def manifest_of(path: Path) -> tuple[str, int]:
             found = json.dumps(dict(content["settings"]))
             planned = len(content.get("items", ()))
     return found, planned
-
-
-def places_of(path: Path) -> Mapping[str, int]:
-    """By key, the items of the evaluation that a file is of, counted from 0; none where its manifest says none."""
-    manifest = path.with_name(f"{path.name.removesuffix('.jsonl').removesuffix('.failed')}.run.json")
-    with suppress(OSError, *MISSHAPEN):
-        if manifest.is_file():
-            return _places(manifest, manifest.stat().st_mtime_ns)
-    return {}
-
-
-@lru_cache(maxsize=64)
-def _places(manifest: Path, _: int) -> dict[str, int]:
-    seen, found = Counter[str](), {}
-    for place, digest in enumerate(parsed(manifest.read_bytes()).get("items", ())):
-        seen[digest] += 1
-        found[f"{digest}-{seen[digest]}"] = place
-    return found
 
 
 def locks_of(path: Path) -> tuple[Path, Path]:

@@ -32,10 +32,11 @@ from lachesis_view.files import (
     run_name,
     state_of,
 )
+from lachesis_view.names import LINES
 from lachesis_view.notes import NAME as NOTES
 from lachesis_view.notes import folder_of, rows_of
 from lachesis_view.rows import as_count, as_name, as_time, parsed, rollout_row, searched_text, storable
-from lachesis_view.trained import LINES, as_group
+from lachesis_view.trained import as_group
 
 VERSION = 15
 """Of the tables."""

@@ -20,15 +20,16 @@ from lachesis.loop.rollout import DECLINED
 from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.records.jsonl import read_line
 from lachesis_messages.records.step_files import SCHEMA
-from lachesis_view.files import locks_of, places_of, written_now
+from lachesis_view.files import locks_of, written_now
 from lachesis_view.filters import Filter
 from lachesis_view.followed_files import COLUMNS, FollowedFiles
 from lachesis_view.html.rollout import last_words
 from lachesis_view.metrics import mean, most_frequent
+from lachesis_view.names import group_name, places_of
 from lachesis_view.reports.training import environments, on_files
 from lachesis_view.reports.verdict import PARTS, REWARD, mean_of_steps
 from lachesis_view.rows import parsed, storable
-from lachesis_view.trained import as_group, group_name
+from lachesis_view.trained import as_group
 
 FAILURES_OF = 2_000
 """Rollouts of which the failed calls of a run are shown."""

@@ -28,8 +28,9 @@ from lachesis_view.files import kind_of, manifest_of
 from lachesis_view.group_page import group_context, partings
 from lachesis_view.html import Templates
 from lachesis_view.html.rollout import rollout_view
+from lachesis_view.names import group_name
 from lachesis_view.rollout_page import rollout_context
-from lachesis_view.trained import as_group, group_name
+from lachesis_view.trained import as_group
 
 HERE, SHARED = Path(__file__).parent, Path(html.__file__).parent
 _OF_SCORED = ("scores", "messages", "advantages", "overrides")

@@ -8,17 +8,6 @@ from typing import Any
 
 from lachesis_messages.tokens import MASKED
 
-LINES = 1_000_000
-"""The number of a group is LINES times its step, and its line from 0."""
-
-
-def group_name(number: int, trained: bool) -> str:
-    """A group for people: the number of a `trained` one is made of two, and those without a score count downwards."""
-    if trained:
-        step, line = divmod(number, LINES)
-        return f"step {step}, group {line}"
-    return f"unscored group {-number}" if number < 0 else f"group {number}"
-
 
 def as_group(line: Mapping[str, Any]) -> dict[str, Any]:
     """The group of a line. What a trainer does not know is None, where a run's own record has it.

@@ -19,9 +19,9 @@ from lachesis.runs.file_sink import unscored_groups
 from lachesis.runs.results import RunFiles
 from lachesis.runs.run_folder import changes
 from lachesis_messages.records.jsonl import read_lines
-from lachesis_view.files import places_of
 from lachesis_view.html import write_page
 from lachesis_view.html.parts import Parts
+from lachesis_view.names import places_of
 from lachesis_view.pairs import Difference, paired
 from lachesis_view.reports.run import MAX_CHARACTERS, ReportedRun, mean_bars, render_page, settings_of
 

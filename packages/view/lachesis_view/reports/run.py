@@ -32,11 +32,10 @@ from lachesis.figures.summary import Summary
 from lachesis.loop.outcome import advice_if_cut_off
 from lachesis.loop.rollout import DECLINED
 from lachesis_messages.records.groups import stored_messages
-from lachesis_view.files import places_of
 from lachesis_view.html import Templates, ended, in_words, pretty, reward_axis, tone, visible, write_page
 from lachesis_view.html.parts import Parts, pack, to_json
 from lachesis_view.html.rollout import HEADLINE, last_words, rollout_view, title_of, tool_views
-from lachesis_view.trained import group_name
+from lachesis_view.names import group_name, places_of
 
 if TYPE_CHECKING:
     from lachesis_view.pairs import Difference
