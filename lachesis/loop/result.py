@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -72,9 +72,6 @@ class TokenCount:
     cached_tokens: int = 0
     """Prompt tokens that servers had in their prefix caches, as far as they report it."""
 
-    def __iter__(self) -> Iterator[int]:
-        return (getattr(self, name) for name in self.__slots__)
-
     def add(self, usage: Usage) -> None:
         """Count a request."""
         self.prompt_tokens += usage.prompt_tokens or 0
@@ -86,6 +83,10 @@ class TokenCount:
         """Add the counts of another one."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def without(self, other: TokenCount) -> TokenCount:
+        """What it has beyond `other`."""
+        return TokenCount(*(getattr(self, name) - getattr(other, name) for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +102,8 @@ class Cost:
 
     def without(self, other: Cost) -> Cost:
         """What it has beyond `other`, its beginning."""
-        tokens = TokenCount(*(mine - theirs for mine, theirs in zip(self.tokens, other.tokens, strict=True)))
-        seconds = (
-            getattr(self, name) - getattr(other, name)
-            for name in ("seconds_in_model", "seconds_in_tools", "seconds_own", "seconds_waiting")
-        )
-        return Cost(tokens, self.api_calls - other.api_calls, *seconds)
+        more = (getattr(self, name) - getattr(other, name) for name in self.__slots__[1:])
+        return Cost(self.tokens.without(other.tokens), *more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from backends import BackendError
 from backends.errors import ExitCode, LachesisError, SettingsError
@@ -79,13 +79,11 @@ async def holding_sandboxes() -> AsyncIterator[None]:
         await asyncio.gather(*(sandbox.release() for sandbox in held))
 
 
-@dataclass(frozen=True, slots=True)
-class BranchedOff:
-    """A rollout that another one branched off, as it was at the fork."""
+class BeforeFork(NamedTuple):
+    """What a rollout of a tree has before a fork."""
 
     history: MessageHistory
-    inherited: Cost | None
-    """What it had inherited itself."""
+    cost: Cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +137,8 @@ class Rollout:
     """The sandbox, still leased, where a reward of the whole group is to come."""
     tree: TreePlace | None = None
     """In a group of trees."""
-    branched_off: BranchedOff | None = field(default=None, repr=False, compare=False)
-    """Where it branched off another rollout, which has the turns before."""
+    forks: Sequence[BeforeFork] = field(default=(), repr=False, compare=False)
+    """Its beginnings before the forks on its path."""
 
     @property
     def may_pass(self) -> bool:

@@ -362,8 +362,7 @@ def _tokens_of(result: AgentResult, branch: Any) -> TokenCount:
     """What an attempt sampled itself, without the turns that it had from another rollout."""
     if branch is None or branch.start is None:
         return result.tokens
-    counts = zip(result.tokens, branch.start.cost.tokens, strict=True)
-    return TokenCount(*(mine - theirs for mine, theirs in counts))
+    return result.tokens.without(branch.start.rollout.tokens)
 
 
 def _with_fixed(rollout: Rollout, score: FixedScore | Literal["reward"], why: str, setting: str) -> Rollout:

@@ -18,7 +18,7 @@ from backends.errors import SettingsError
 from backends.tasks import cancel_all, run_all
 from lachesis.loop.loop import HermesAgentLoop, PlayedRollout
 from lachesis.loop.result import Cost
-from lachesis.loop.rollout import BranchedOff, Rollout, branch_of_rollout
+from lachesis.loop.rollout import BeforeFork, Rollout, branch_of_rollout
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.records.tree_places import TreePlace
 from lachesis_messages.responses import ChatResponse
@@ -58,12 +58,10 @@ class ForkPoint:
         return cls(kept, checkpoint, tools)
 
     @property
-    def cost(self) -> Cost:
-        """Of the rollout so far, with what it inherited."""
+    def beginning(self) -> BeforeFork:
         of = self.rollout
-        return Cost(
-            replace(of.tokens), of.api_calls, of.seconds_in_model, of.seconds_in_tools, of.clock.own, of.clock.waiting
-        )
+        seconds = of.seconds_in_model, of.seconds_in_tools, of.clock.own, of.clock.waiting
+        return BeforeFork(of.conversation.history, Cost(of.tokens, of.api_calls, *seconds))
 
 
 def _put(of: PlayedRollout, into: PlayedRollout, *, own: bool) -> None:
@@ -92,10 +90,8 @@ class TreeBranch:
     """It may become as many rollouts."""
     start: ForkPoint | None = None
     """Where it forked last; None at the root. Another attempt begins there."""
-    inherits: bool = False
-    """Whether another rollout has the turns before `start`."""
-    branched_off: BranchedOff | None = None
-    """Where another rollout has the turns before."""
+    forks: tuple[BeforeFork, ...] = ()
+    """Of each fork on its path, the last one at `start`."""
     session: ToolSession | None = None
     """Of the present attempt."""
     children: list[asyncio.Task[list[Rollout]]] = field(default_factory=list)
@@ -115,9 +111,9 @@ class TreeBranch:
         """Let a rollout without a turn begin here."""
         if self.start is None:
             return
-        at = self.start.rollout
-        _put(at, rollout, own=not self.inherits)
-        rollout.inherited = self.start.cost if self.inherits else at.inherited
+        at, inherits = self.start.rollout, self.place.ways[-1] > 0
+        _put(at, rollout, own=not inherits)
+        rollout.inherited = self.forks[-1].cost if inherits else at.inherited
         servers: tuple[Any, Any] = at.server, rollout.server
         if all(getattr(server, "affinity", None) is not None for server in servers):
             known = servers[0].affinity  # the servers that have computed these turns
@@ -140,12 +136,11 @@ class TreeBranch:
         share, more = divmod(self.leaves, width)
         sampled = len(rollout.conversation.history.completions())
         places = [self.place.child(at, width, rollout.turns, sampled) for at in range(width)]
+        self.start, self.forks = point, (*self.forks, point.beginning)
         for at in range(1, width):
-            before = BranchedOff(point.rollout.conversation.history, point.rollout.inherited)
-            child = TreeBranch(self.trees, places[at], share + (at < more), point, True, before)
+            child = TreeBranch(self.trees, places[at], share + (at < more), point, self.forks)
             self.children.append(asyncio.create_task(self.trees.play(child)))
         self.place, self.leaves = replace(places[0], not_forked=self.place.not_forked), share + (more > 0)
-        self.start, self.inherits = point, False
 
 
 class Trees:
@@ -186,7 +181,7 @@ class Trees:
             error = SettingsError(
                 "play_rollout is the environment's own, and its rollouts do not branch: unset tree_at"
             )
-        return [replace(own, tree=branch.place, error=error, branched_off=branch.branched_off), *others]
+        return [replace(own, tree=branch.place, error=error, forks=branch.forks), *others]
 
 
 def scored_first(rollouts: Sequence[Rollout]) -> list[Rollout]:
@@ -195,57 +190,26 @@ def scored_first(rollouts: Sequence[Rollout]) -> list[Rollout]:
 
     The ways of a fork are of equal standing, so the first one and another one change places.
     """
-    found = {rollout.tree.path: rollout for rollout in rollouts if rollout.tree is not None}
-    if len(found) < len(rollouts):
-        return list(rollouts)
-    forks = {part for rollout in found.values() if rollout.tree is not None for part in rollout.tree.parts[:-1]}
-    for fork in sorted(forks, key=lambda part: -part.count(".")):  # the last forks first: each way has its own in order
-        ways = sorted(
-            {path[len(fork) + 1 :].partition(".")[0] for path in found if path.startswith(f"{fork}.")}, key=int
-        )
-        scored = [
-            way for way in ways if any(each.reward is not None for each in _below(found, f"{fork}.{way}").values())
-        ]
-        if scored and scored[0] != "0":
-            found = _exchanged(found, f"{fork}.0", f"{fork}.{scored[0]}")
-    return sorted(found.values(), key=lambda rollout: rollout.index)
+    places = [(each.reward is None, each.tree.ways, each.tree) for each in rollouts if each.tree is not None]
+    first: dict[str, TreePlace] = {}
+    for _, _, place in sorted(places, key=lambda each: each[:2]):
+        for part in place.parts:
+            first.setdefault(part, place)
+    return [rollout if rollout.tree is None else _moved(rollout, rollout.tree, first) for rollout in rollouts]
 
 
-def _below(found: Mapping[str, Rollout], part: str) -> dict[str, Rollout]:
-    return {path: each for path, each in found.items() if f"{path}.".startswith(f"{part}.")}
-
-
-def _exchanged(found: Mapping[str, Rollout], first: str, other: str) -> dict[str, Rollout]:
-    """The rollouts with two ways of a fork exchanged; the turns before it go from the first to the other."""
-    of_first, of_other = _below(found, first), _below(found, other)
-    giver, taker = min(of_first, key=_numbers), min(of_other, key=_numbers)
-    of_first[giver], of_other[taker] = _handed_over(of_first[giver], of_other[taker], first.count("."))
-    renamed = {f"{other}{path[len(first) :]}": each for path, each in of_first.items()}
-    renamed |= {f"{first}{path[len(other) :]}": each for path, each in of_other.items()}
-    return {**found, **{path: replace(each, tree=replace(_place(each), path=path)) for path, each in renamed.items()}}
-
-
-def _handed_over(giver: Rollout, taker: Rollout, shared: int) -> tuple[Rollout, Rollout]:
-    """The rollouts, with the completions of the first `shared` parts in `taker`, which inherits them in truth."""
-    before = taker.branched_off
-    assert before is not None and giver.tree is not None and taker.tree is not None
-    places = giver.tree.exchanged(taker.tree, shared)
-    cost = taker.result.inherited if taker.result is not None else None
-    results = [
-        each.result
-        and replace(each.result, history=each.result.history.begun_with(before.history, own=own), inherited=inherited)
-        for each, own, inherited in ((giver, False, cost), (taker, True, before.inherited))
-    ]
-    return (
-        replace(giver, tree=places[0], result=results[0], branched_off=before),
-        replace(taker, tree=places[1], result=results[1], branched_off=giver.branched_off),
-    )
-
-
-def _place(rollout: Rollout) -> TreePlace:
-    assert rollout.tree is not None
-    return rollout.tree
-
-
-def _numbers(path: str) -> list[int]:
-    return [*map(int, path.split("."))]
+def _moved(rollout: Rollout, place: TreePlace, first: Mapping[str, TreePlace]) -> Rollout:
+    """The rollout where the way of `first`, by the part before a fork, is the first one."""
+    ways = list(place.ways)
+    for at, part in enumerate(place.parts[:-1], 1):
+        chosen = first[part].ways[at]
+        ways[at] = {0: chosen, chosen: 0}.get(ways[at], ways[at])
+    moved = replace(place, path=".".join(map(str, ways)))
+    if moved.own == place.own:
+        return replace(rollout, tree=moved)
+    begun, inherited = rollout.forks[moved.own - 1] if moved.own else (None, None)
+    sampled = tuple(len(fork.history.begun_with(begun).completions()) for fork in rollout.forks[moved.own :])
+    result = rollout.result
+    if result is not None:
+        result = replace(result, history=result.history.begun_with(begun), inherited=inherited)
+    return replace(rollout, tree=replace(moved, completions=(0,) * (moved.own + 1) + sampled), result=result)

@@ -58,7 +58,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
     """
 
     __slots__ = (
-        *("_discarded", "_encoded", "_frozen", "_given", "_homes", "_nodes", "_path", "_prompts", "_snapshot"),
+        *("_before", "_discarded", "_encoded", "_frozen", "_homes", "_nodes", "_path", "_prompts", "_snapshot"),
         "_views",
     )
 
@@ -71,7 +71,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         self._views: WeakValueDictionary[Node, MessageView] | None = None
         self._encoded: dict[str | None, EncodedPath] = {}
         self._frozen = False
-        self._given: frozenset[int] = frozenset()  # completions of another rollout, with which this one begins
+        self._before: MessageHistory | None = None  # of another rollout, with which this one begins
         self._snapshot: MessageHistory | None = None
         self.extend(messages)
 
@@ -255,7 +255,8 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
 
     def all_nodes(self) -> tuple[Node, ...]:
         """Every node of every branch in creation order: parents and sources come first."""
-        return tuple(self._nodes)
+        before = self._before
+        return tuple(self._nodes if before is None else before._path + self._nodes[len(before._nodes) :])
 
     def responses(self) -> Iterator[ChatResponse]:
         """The completions on the current path, first to last, including those that are only context there."""
@@ -264,7 +265,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
     def ended_on(self) -> list[ChatResponse]:
         """The completions up to the one with which the conversation ended, first to last: those of the current path,
         and those of the messages that were removed from its end."""
-        return graph_walks.ended_on(self._nodes, self._path)
+        return graph_walks.ended_on(self.all_nodes(), self._path)
 
     def replaced_attempts(self) -> tuple[ChatResponse, ...]:
         """The completions of discarded attempts, including those of sub-agents: they were removed by
@@ -288,14 +289,15 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         return self._own(graph_walks.completions(self))
 
     def _own(self, found: list[ChatResponse]) -> tuple[ChatResponse, ...]:
-        if not self._given:
+        if self._before is None:
             return tuple(found)
-        return tuple(each for each in found if graph_walks.identity(each) not in self._given)
+        given = set(map(graph_walks.identity, graph_walks.completions(self._before)))
+        return tuple(each for each in found if graph_walks.identity(each) not in given)
 
     @property
     def discarded(self) -> tuple[Discarded, ...]:
         """The branches that the conversation left or did not follow, in that order."""
-        return tuple(self._discarded)
+        return tuple(self._discarded[0 if self._before is None else len(self._before._discarded) :])
 
     def branch(self, response: ChatResponse, reason: str) -> Node:
         """Records a completion that was sampled after the head but is not continued: one of n, a failed attempt.
@@ -348,21 +350,17 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         """
         other = MessageHistory()
         other._path = list(self._path)
-        other._nodes = list(self._nodes if own else self._path)
-        other._discarded = list(self._discarded) if own else []
+        other._nodes = list(self._nodes)
+        other._discarded = list(self._discarded)
         other._homes = dict(self._homes)
         other._prompts = dict(self._prompts)
-        # Only of nodes that it keeps: the id of an object that is gone may become that of another one.
-        other._given = self._given if own else frozenset(map(graph_walks.identity, graph_walks.completions(other)))
+        other._before = self._before if own else self.frozen()
         return other
 
-    def begun_with(self, before: MessageHistory, *, own: bool) -> MessageHistory:
-        """This history, which began as `before.fork(own=not own)`, as if it had begun as `before.fork(own=own)`."""
-        begun, other = before.fork(own=not own), before.fork(own=own)
-        other._path = list(self._path)
-        other._nodes += self._nodes[len(begun._nodes) :]
-        other._discarded += self._discarded[len(begun._discarded) :]
-        other._homes, other._prompts = dict(self._homes), dict(self._prompts)
+    def begun_with(self, before: MessageHistory | None) -> MessageHistory:
+        """A fork, of which what it was at the time of `before` is another rollout's, and nothing if that is None."""
+        other = self.fork()
+        other._before = before
         return other
 
     def frozen(self) -> MessageHistory:

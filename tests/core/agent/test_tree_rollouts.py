@@ -21,6 +21,7 @@ from lachesis.loop.rollout import Rollout
 from lachesis.runs.failures import UnusableSettings
 from lachesis_messages.messages import Message, ToolCall
 from lachesis_messages.records.jsonl import read_lines
+from lachesis_messages.records.tree_places import TreePlace
 from lachesis_testing.fake_server import FakeServer
 from lachesis_testing.fake_server.completions import Ask
 from lachesis_tokens.endpoint.agent_program import AgentProgramEnv
@@ -335,6 +336,12 @@ async def test_the_turns_before_a_fork_are_in_a_sample_as_long_as_any_way_has_a_
         assert list(contradictions(group, [])) == []
         rollouts = group["rollouts"]
         assert len({each["tree"]["path"] for each in rollouts}) == len(rollouts)
+        for each in rollouts:
+            place = TreePlace.from_record(each["tree"])
+            before = place.turns[place.own]
+            assert place.completions == tuple(max(0, turn - before) for turn in place.turns), "each turn is one"
+            assert ("inherited_tokens" in each) == (before > 0)
+            assert each["turns"] - before == len(each["completions"]["tokens"])
         spans = Counter(span["completion_id"] for sample in group["samples"] for span in sample["spans"])
         assert set(spans.values()) == {1}
         scored = {each["rollout_id"]: each for each in rollouts if each["reward"] is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -32,14 +32,6 @@ class TreePlace:
         before = (0,) * len(weights) if at else (*self.completions, completions)
         return TreePlace(f"{self.path}.{at}", (*self.turns, turn), weights, self.wave, before)
 
-    def exchanged(self, other: TreePlace, shared: int) -> tuple[TreePlace, TreePlace]:
-        """This place, whose rollout has the completions of the first `shared` parts, and that of another rollout
-        through these, which takes them over."""
-        count = self.completions[shared]
-        without = (0,) * shared + tuple(each - count for each in self.completions[shared:])
-        of_other = self.completions[:shared] + tuple(each + count for each in other.completions[shared:])
-        return replace(self, completions=without), replace(other, completions=of_other)
-
     @property
     def parts(self) -> list[str]:
         """The names of its parts, root first: beginnings of its path."""
@@ -47,10 +39,14 @@ class TreePlace:
         return [".".join(steps[: at + 1]) for at in range(len(steps))]
 
     @property
-    def inherited(self) -> int:
-        """Turns with which it begins and which another rollout has: those before the fork where it branched off."""
-        own = [at for at, step in enumerate(self.path.split(".")) if at and step != "0"]
-        return self.turns[own[-1]] if own else 0
+    def ways(self) -> tuple[int, ...]:
+        """The number of its tree, then which way it took at each fork."""
+        return tuple(map(int, self.path.split(".")))
+
+    @property
+    def own(self) -> int:
+        """The number of its first own part; another rollout has those before the fork where it branched off."""
+        return max((at for at, way in enumerate(self.ways) if at and way), default=0)
 
     def part_of(self, completion: int) -> int:
         """Which part a completion is in, by its number among those of the rollout (from 0). It need not be a turn: it

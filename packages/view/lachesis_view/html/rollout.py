@@ -78,7 +78,8 @@ def inherited_turns(rollout: Mapping[str, Any]) -> int:
         return 0
     from lachesis_messages.records.tree_places import TreePlace  # late: few runs have trees
 
-    return TreePlace.from_record(rollout["tree"]).inherited
+    place = TreePlace.from_record(rollout["tree"])
+    return place.turns[place.own]
 
 
 def title_of(item: Any, messages: Iterable[Mapping[str, Any]]) -> str:
