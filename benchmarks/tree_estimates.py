@@ -244,7 +244,7 @@ def main() -> int:
     print(f"{len(task.chance)} states, expected reward {task.value(()):.3f}")
     for name, settings in rows():
         config = HermesAgentEnvConfig(**settings)
-        trees = config.group_size // (leaves_of(config) or 1)
+        trees = config.group_size // (leaves_of(config, config.group_size) if config.tree_at else 1)
         played = asyncio.run(groups(task, given.seed + 1, math.ceil(given.trees / trees), **settings))
         credits: list[tuple[str, Credit, bool]] = [(name, part_advantages, True)]
         if config.tree_at:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -19,17 +19,17 @@ from backends.tasks import cancel_all, run_all
 from lachesis.loop.loop import HermesAgentLoop, PlayedRollout
 from lachesis.loop.result import Cost
 from lachesis.loop.rollout import BeforeFork, Rollout, branch_of_rollout
-from lachesis_messages.history import MessageHistory
 from lachesis_messages.records.tree_places import TreePlace
-from lachesis_messages.responses import ChatResponse
 from lachesis_tools import ToolSession
 from lachesis_tools.tool_session import StateNotCopied
 
-Width: TypeAlias = Callable[[MessageHistory, Sequence[ChatResponse]], Awaitable[int]]
-"""In how many ways a rollout goes on from a conversation, after these turns."""
+Width: TypeAlias = Callable[[PlayedRollout], Awaitable[int]]
+"""In how many ways a rollout goes on from here."""
 
-_COUNTS = ("turns", "faulty_turns", "tool_calls", "api_calls", "seconds_in_model", "seconds_in_tools")
-_LISTS = ("responses", "tool_errors", "step_rewards")
+_SO_FAR = (
+    *("turns", "faulty_turns", "tool_calls", "api_calls", "seconds_in_model", "seconds_in_tools", "tokens"),
+    *("responses", "tool_errors", "step_rewards", "call_ids"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +66,14 @@ class ForkPoint:
 
 def _put(of: PlayedRollout, into: PlayedRollout, *, own: bool) -> None:
     """Let `into` go on from where `of` is. `own`: the turns so far are its own."""
-    for name in _COUNTS:
-        setattr(into, name, getattr(of, name))
-    for name in _LISTS:
-        setattr(into, name, list(getattr(of, name)))
-    into.call_ids, into.tokens = set(of.call_ids), replace(of.tokens)
-    into.tool_counts = {name: replace(count) for name, count in of.tool_counts.items()}
+    for name in _SO_FAR:
+        setattr(into, name, copy(getattr(of, name)))
+    into.tool_counts = deepcopy(of.tool_counts)
     into.clock.own, into.clock.waiting = of.clock.own, of.clock.waiting
     into.conversation = of.conversation.fork(own=own)
     if of.compression is not None:
         into.compression = of.compression.copied(into)
         into.conversation.size = into.compression.size
-    into.__dict__.pop("agent", None)  # cached, with its rollout
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +120,7 @@ class TreeBranch:
         if self.leaves < 2 or (self.start is not None and self.place.turns[-1] == rollout.turns):
             return
         rollout.check_budgets()  # a rollout that ends here does not fork
-        width = min(self.leaves, await self.trees.width(rollout.conversation.history, rollout.responses))
+        width = min(self.leaves, await self.trees.width(rollout))
         if width < 2:
             return
         assert self.session is not None
