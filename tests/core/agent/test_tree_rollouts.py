@@ -142,9 +142,9 @@ async def test_the_table_says_how_many_tokens_branches_shared(tmp_path: Path) ->
         result = await env.process_manager()
     found = {each["tree"]["path"]: each for each in written(tmp_path)}
     for path, each in found.items():
-        owner = found[path[:2] + "0.0"]  # its turns and those of the branches are of equal length
+        first, way = (found[begin]["completions"]["tokens"] for begin in (path[:2] + "0.0", path[:4] + "0"))
         turns = {"0.0": 0, "1.0": 1, "0.1": 2, "1.1": 2}[path[2:]]
-        shared = sum(owner["completions"]["tokens"][:turns])
+        shared = sum([first[0], way[1 - int(path[2])]][:turns])
         assert each.get("inherited_tokens") == (shared or None), path
         assert len(each["completions"]["tokens"]) == 4 - turns
     shared = sum(each.get("inherited_tokens", 0) for each in found.values())
