@@ -98,15 +98,14 @@ def _of_trees(rollouts: Sequence[Record]) -> Iterator[str]:
     if places and len(places) < len(rollouts):
         yield f"{len(places)} of {len(rollouts)} rollouts have a place in a tree"
     ends = [place.path for place in places.values()]
-    parts: dict[str, tuple[float, float]] = {}
+    parts: dict[str, list[Any]] = {}
     for rollout_id, place in places.items():
         if ends.count(place.path) > 1 or any(end.startswith(f"{place.path}.") for end in ends):
             yield f"rollout {rollout_id} ends at {place.path}, where another one ends or goes on"
-        turns = [*place.turns, math.inf]
-        if place.turns[0] != 0 or any(before >= after for before, after in pairwise(turns)):
+        if place.turns[0] != 0 or any(before >= after for before, after in pairwise(place.turns)):
             yield f"the parts of rollout {rollout_id} begin at the turns {[*place.turns]}"
         for part, *facts in zip(place.parts, place.turns, place.weights, strict=True):
-            if parts.setdefault(part, (facts[0], facts[1])) != tuple(facts):
+            if parts.setdefault(part, facts) != facts:
                 yield f"rollout {rollout_id} and another one say different things of part {part} of their tree"
 
 
