@@ -17,8 +17,12 @@ import pytest
 
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig
 from lachesis.loop.loop import HermesAgentLoop
-from lachesis.loop.rollout import Rollout
+from lachesis.loop.outcome import Outcome
+from lachesis.loop.result import Cost, TokenCount
+from lachesis.loop.rollout import BeforeFork, Rollout
+from lachesis.loop.trees import scored_first
 from lachesis.runs.failures import UnusableSettings
+from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import Message, ToolCall
 from lachesis_messages.records.jsonl import read_lines
 from lachesis_messages.records.tree_places import TreePlace
@@ -320,7 +324,13 @@ async def test_the_turns_before_a_fork_are_in_a_sample_as_long_as_any_way_has_a_
     class Leaving(SomeScored):
         left_out = frozenset({0, 1}) if seed % 2 else frozenset({0})
 
-    writer = Writer()
+    class Quitter(Writer):
+        """Some ways of the first fork end before the second one, so the ways of a fork are of several shapes."""
+
+        def __call__(self, ask: Ask) -> str:
+            return "Enough." if ask.turn == 1 and self.letters.random() < 0.4 else super().__call__(ask)
+
+    writer = Quitter() if seed > 2 else Writer()
     writer.letters = random.Random(seed)
     async with FakeServer(writer) as model:
         env = environment(
@@ -335,7 +345,8 @@ async def test_the_turns_before_a_fork_are_in_a_sample_as_long_as_any_way_has_a_
         totals = verify_records([group])
         assert list(contradictions(group, [])) == []
         rollouts = group["rollouts"]
-        assert len({each["tree"]["path"] for each in rollouts}) == len(rollouts)
+        assert len({each["rollout_id"] for each in rollouts}) == len(rollouts) == 12
+        assert len({each["tree"]["path"] for each in rollouts}) == 12
         for each in rollouts:
             place = TreePlace.from_record(each["tree"])
             before = place.turns[place.own]
@@ -358,3 +369,27 @@ async def test_the_turns_before_a_fork_are_in_a_sample_as_long_as_any_way_has_a_
         assert totals.delivered == sum(each["completion_tokens"] for each in scored.values())
         assert totals.sampled == sum(each["completion_tokens"] for each in rollouts), "none counts twice"
     assert moved
+
+
+def test_ways_of_several_shapes_change_places() -> None:
+    root = TreePlace("0", (0,), (4.0,), 0)
+    first, second = (root.child(at, 2, 1, 1) for at in range(2))
+    before = BeforeFork(MessageHistory([{"role": "user", "content": "Write."}]), Cost(TokenCount(), 0, 0, 0, 0, 0))
+    rollouts = [
+        Rollout(
+            f"r{at}",
+            "item",
+            at,
+            Outcome.COMPLETED,
+            "",
+            reward,
+            None,
+            tree=place,
+            forks=[before] * (len(place.ways) - 1),
+        )
+        for at, (place, reward) in enumerate(
+            [(first.child(0, 2, 2, 2), None), (first.child(1, 2, 2, 2), None), (second, 1.0)]
+        )
+    ]
+    found = [(each.rollout_id, each.tree.path) for each in scored_first(rollouts) if each.tree]
+    assert found == [("r0", "0.1.0"), ("r1", "0.1.1"), ("r2", "0.0")]
