@@ -20,8 +20,9 @@ from lachesis_view.curves import curves
 from lachesis_view.filters import Filter
 from lachesis_view.html.rollout import rollout_view, title_of
 from lachesis_view.index import Index
+from lachesis_view.names import LINES
 from lachesis_view.token_text import vocabulary_of
-from lachesis_view.trained import LINES, as_group
+from lachesis_view.trained import as_group
 from tests.support.trained_groups import decode, group_body, step, trained
 
 ASKED = "add 1 and 1"
