@@ -43,7 +43,7 @@ _FIELDS: Mapping[str, Mapping[str, str]] = {
     "listen": {"port": "size"},
     "accept": {"refused": "size"},
 }
-_OPTIONAL = {"mode": "integer?", "size": "size"}
+_OPTIONAL = {"mode": "integer?", "size": "size", "mtime": "integer?"}
 _ERROR = {"errno": "integer?", "message": "text", "path": "text?"}
 
 

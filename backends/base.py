@@ -85,6 +85,8 @@ class FileStatus:
     """As `os.stat` gives it; None where nothing is there."""
     size: int
     """Bytes."""
+    mtime: int | None = None
+    """Seconds since 1970 of the last change of its contents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +236,13 @@ class Sandbox(Protocol):
         """`write_bytes` in constant memory at any size. The file is replaced after the last chunk."""
         ...
 
-    async def upload_dir(self, local: str | os.PathLike[str], remote: str) -> None:
+    async def upload_dir(
+        self, local: str | os.PathLike[str], remote: str, *, modes: Mapping[str, int] | None = None
+    ) -> None:
         """Copy the contents of the folder `local` of this machine into the folder `remote`, created if missing.
 
-        Contents, modes and symbolic links are kept; owners are not.
+        Contents, modes and symbolic links are kept; owners are not. `modes` are by path below it, where they differ
+        from those of this machine, and `.` for `remote` itself.
         """
         ...
 
@@ -248,12 +253,16 @@ class Sandbox(Protocol):
         *,
         max_bytes: int | None = MAX_DOWNLOAD,
         max_members: int | None = MAX_MEMBERS,
+        modes: dict[str, int] | None = None,
     ) -> None:
         """Copy the contents of the folder `remote` into the folder `local` of this machine, created if missing.
 
         Members that would be written outside `local`, and devices, are rejected. Sparse files count, and are written,
         in full. With None, only the free space of the disk limits the copy: 512 MiB, or 5% of a smaller disk, always
         stay free.
+
+        Modes are kept, but the owner of the copy can read its files and change its folders; setuid, setgid and sticky
+        bits are left out. `modes` gets them as they were, by path below `remote`, but for setuid and setgid.
 
         Raises:
             OSError: the folder cannot be read. EFBIG: it exceeds `max_bytes`, `max_members`, 256 nested folders, or the

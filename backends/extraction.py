@@ -18,6 +18,9 @@ from .executor.trees import DEEPEST, Steps, open_folder, remove_tree
 _RESERVE, _RESERVED = 512 << 20, 0.05
 """Downloads leave that many bytes of a file system free, or that part of it if that is less; and that part of its
 inodes."""
+MODE = 0o1777
+"""Bits of modes that may go on into another sandbox. A program with setuid would have rights of the owner of the copy
+there, who may be root among other users: what one sandbox made must not have these in another."""
 _NAMED = 5
 """Rejected members that are named."""
 _REMOVAL = 60.0
@@ -66,12 +69,12 @@ class Room:
         self.take(member.size + len(member.target), fd, member.name)
 
 
-def extract(file: BinaryIO, folder: str, room: Room) -> None:
+def extract(file: BinaryIO, folder: str, room: Room, modes: dict[str, int] | None = None) -> None:
     """Extract an untrusted tar stream below `folder`, which is made if missing.
 
     Folders are opened without following links, so no member is written elsewhere. A symbolic link is created only if it
     stays below `folder`, through whichever other links it leads. Everything is moved there at the end; after an error
-    nothing is left.
+    nothing is left. The owner can read files and change folders; `modes` gets the modes in the archive, by path.
 
     Raises:
         OSError: as `Room.take`; with EPERM, members were rejected and all others are extracted.
@@ -85,7 +88,7 @@ def extract(file: BinaryIO, folder: str, room: Room) -> None:
     try:
         os.mkdir(name, 0o700, dir_fd=root)
         staged = open_folder(name, root)
-        _extract(Reader(file), staged, len(os.path.abspath(folder)), room, rejected)  # noqa: PTH100
+        _extract(Reader(file), staged, len(os.path.abspath(folder)), room, rejected, {} if modes is None else modes)  # noqa: PTH100
         _merge(staged, root, rejected)
     except BaseException as error:
         _remove(name, root, staged)
@@ -123,7 +126,7 @@ class _Rejected:
         return ", ".join(self.first) + (f" and {self.count - _NAMED} more" if self.count > _NAMED else "")
 
 
-def _extract(archive: Reader, root: int, prefix: int, room: Room, rejected: _Rejected) -> None:
+def _extract(archive: Reader, root: int, prefix: int, room: Room, rejected: _Rejected, modes: dict[str, int]) -> None:
     steps = Steps(root, _enter)
     try:
         while (member := archive.next()) is not None:
@@ -131,6 +134,7 @@ def _extract(archive: Reader, root: int, prefix: int, room: Room, rejected: _Rej
             try:
                 parts = _parts(member, prefix)
                 parent = steps.go(parts[:-1])
+                modes["/".join(parts)] = member.mode & MODE
                 if member.kind == FOLDER:
                     if parts:
                         with contextlib.suppress(FileExistsError):
@@ -139,7 +143,7 @@ def _extract(archive: Reader, root: int, prefix: int, room: Room, rejected: _Rej
                 elif member.kind == LINK:
                     make_link(member.target, parts[-1], parent)
                 else:
-                    write_file(archive, member, parts[-1], parent, member.mode & 0o777 | 0o600)
+                    write_file(archive, member, parts[-1], parent, member.mode & 0o777 | 0o400)
             except IsADirectoryError:
                 rejected.add(member.name, "a folder has that name")
             except _UnsafeMember as error:

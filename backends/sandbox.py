@@ -289,7 +289,7 @@ class ExecutorSandbox:
 
     async def stat(self, path: str) -> FileStatus:
         header, _ = await self._connection.request("stat", path=path)
-        return FileStatus(header["path"], header.get("mode"), header.get("size", 0))
+        return FileStatus(header["path"], header.get("mode"), header.get("size", 0), header.get("mtime"))
 
     async def read_chunks(self, path: str) -> AsyncGenerator[bytes]:
         async with self._transfer("read", path) as transfer, aclosing(transfer.parts()) as parts:
@@ -302,12 +302,14 @@ class ExecutorSandbox:
                 await transfer.push(chunk)
             await transfer.commit()
 
-    async def upload_dir(self, local: str | os.PathLike[str], remote: str) -> None:
+    async def upload_dir(
+        self, local: str | os.PathLike[str], remote: str, *, modes: Mapping[str, int] | None = None
+    ) -> None:
         """See `Sandbox.upload_dir`. Hard links become separate files; FIFOs, sockets and devices are left out."""
         from .transfer import upload
 
         async with self._transfer("unpack", remote) as transfer:
-            await upload(transfer, os.fspath(local))
+            await upload(transfer, os.fspath(local), modes)
 
     async def download_dir(
         self,
@@ -316,9 +318,9 @@ class ExecutorSandbox:
         *,
         max_bytes: int | None = MAX_DOWNLOAD,
         max_members: int | None = MAX_MEMBERS,
+        modes: dict[str, int] | None = None,
     ) -> None:
-        """See `Sandbox.download_dir`. Hard links become separate files; FIFOs and sockets are left out; the owner gets
-        read and write permission.
+        """See `Sandbox.download_dir`. Hard links become separate files; FIFOs and sockets are left out.
 
         Raises:
             OSError: as there; EPERM with their names if members were rejected. All others have then been copied.
@@ -327,7 +329,7 @@ class ExecutorSandbox:
         from .transfer import download
 
         async with self._transfer("pack", remote, most=max_members) as transfer:
-            await download(transfer, os.fspath(local), Room(max_bytes, max_members))
+            await download(transfer, os.fspath(local), Room(max_bytes, max_members), modes)
 
     @contextlib.asynccontextmanager
     async def forward(self, host: str, port: int) -> AsyncIterator[Forward]:

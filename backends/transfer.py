@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, cast
 
@@ -80,18 +80,18 @@ class Transfer:
         await self._connection.request("commit", transfer=self._id)
 
 
-async def upload(transfer: Transfer, folder: str) -> None:
+async def upload(transfer: Transfer, folder: str, modes: Mapping[str, int] | None = None) -> None:
     """Pack `folder` into an open `unpack`."""
-    async with _threaded(lambda file: pack(folder, file)) as (packed, _):
+    async with _threaded(lambda file: pack(folder, file, modes=modes)) as (packed, _):
         while data := await packed.read(CHUNK):
             await transfer.push(data)
     await transfer.commit()
 
 
-async def download(transfer: Transfer, folder: str, room: Room) -> None:
+async def download(transfer: Transfer, folder: str, room: Room, modes: dict[str, int] | None = None) -> None:
     """Unpack an open `pack` into `folder`; see `ExecutorSandbox.download_dir`."""
     async with (
-        _threaded(lambda file: extract(file, folder, room)) as (_, packed),
+        _threaded(lambda file: extract(file, folder, room, modes)) as (_, packed),
         contextlib.aclosing(transfer.parts()) as parts,
     ):
         async for part in parts:

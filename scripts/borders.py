@@ -28,10 +28,10 @@ LIMITS = {
     "lachesis_console": 7_690,  # the plays and findings of the audit, chats that lose nothing, also behind summaries
     "lachesis_data": 6_690,
     "lachesis_doors": 4_810,  # tokens for two trainers; without the client of MCP, which tools have
-    "lachesis_envs": 9_330,  # web_research, browser_tasks, the maze, word problems of the demo
+    "lachesis_envs": 9_360,  # web_research, browser_tasks, the maze, word problems of the demo
     "lachesis_messages": 4_830,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
-    "lachesis_testing": 9_125,
+    "lachesis_testing": 9_140,
     "lachesis_tokens": 13_670,  # credit by turn and in trees, the download of the embedded model
     "lachesis_tools": 5_900,  # tools of the web and on request, MCP servers, images, the browser
     "lachesis_train": 17_610,  # trainers that call us, several environments, warm starts, pools, export, rehearsals

@@ -250,7 +250,8 @@ class Executor(Services):
         answer = {"id": header["id"], "path": path}
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = os.stat(path)
-            answer.update(mode=status.st_mode, size=status.st_size)
+            mtime = max(-(1 << 62), min(int(status.st_mtime), 1 << 62))  # a tmpfs takes any that has 64 bits
+            answer.update(mode=status.st_mode, size=status.st_size, mtime=mtime)
         self.session.send(answer)
 
     def transfer(self, header: Header) -> OpenTransfer:

@@ -14,16 +14,22 @@ from .framing import CHUNK
 from .trees import Steps, make_folders, open_folder, walk
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import IO
 
 
-def pack(folder: str, file: IO[bytes], most: float = math.inf) -> None:
+def pack(folder: str, file: IO[bytes], most: float = math.inf, modes: Mapping[str, int] | None = None) -> None:
     """Write the files, folders and symbolic links below `folder`. Members that vanish meanwhile are left out.
+
+    `modes` are those of members, by path, that differ from what is on disk; `.` is the folder itself, else left out.
 
     Raises `OSError` for what cannot be read, and for more than `most` members.
     """
+    modes = modes or {}
+    if "." in modes:
+        file.write(header(Member(FOLDER, ".", 0, modes["."], 0)))
     for parent, name, path, status in walk(folder, most):
-        mode, mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
+        mode, mtime = modes.get(path, stat.S_IMODE(status.st_mode)), int(status.st_mtime)
         try:
             if stat.S_ISDIR(status.st_mode):
                 file.write(header(Member(FOLDER, path, 0, mode, mtime)))
@@ -32,7 +38,7 @@ def pack(folder: str, file: IO[bytes], most: float = math.inf) -> None:
             elif stat.S_ISREG(status.st_mode):
                 fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
                 try:
-                    pack_file(file, fd, path)
+                    pack_file(file, fd, path, modes.get(path))
                 finally:
                     os.close(fd)
         except BrokenPipeError:
@@ -43,13 +49,13 @@ def pack(folder: str, file: IO[bytes], most: float = math.inf) -> None:
     file.write(END)
 
 
-def pack_file(file: IO[bytes], fd: int, path: str) -> None:
+def pack_file(file: IO[bytes], fd: int, path: str, mode: int | None = None) -> None:
     """A file of fixed size: padded with zeros if it shrinks meanwhile, cut off if it grows."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         return
-    left = status.st_size
-    file.write(header(Member(FILE, path, left, stat.S_IMODE(status.st_mode), int(status.st_mtime))))
+    left, mode = status.st_size, stat.S_IMODE(status.st_mode) if mode is None else mode
+    file.write(header(Member(FILE, path, left, mode, int(status.st_mtime))))
     padding = -left % BLOCK
     while left > 0:
         data = os.read(fd, min(CHUNK, left)) or bytes(min(CHUNK, left))

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import posixpath
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -19,13 +20,12 @@ from pathlib import Path
 from backends import BackendError, Sandbox
 from backends.errors import INSIDE
 from backends.executor.trees import remove_tree
+from backends.extraction import MODE
 from backends.tasks import in_own_thread
-from lachesis.tool_context.file_copies import NO_FILES, HostDiskFull, chunks, size, write_local
+from lachesis.tool_context.file_copies import NO_FILES, HostDiskFull, size, write_local
 from lachesis.tool_context.own_folder import own_folder
 from lachesis_tools import ToolSession
 
-_AT_ONCE = 1 << 18
-"""Bytes that go into a sandbox in one request."""
 _REMOVAL = 60.0
 """Seconds for the removal of artifacts, which are bounded by `MAX_ARTIFACT` and the bounds of a download."""
 OURS = (errno.ENOSPC, errno.EDQUOT, *NO_FILES)
@@ -39,6 +39,8 @@ class Artifacts:
     folder: Path
     taken: dict[str, Path] = field(default_factory=dict)
     """The copies, by path."""
+    modes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By path: the modes of what is below it, and its own (`.`). The copies are readable for this process."""
     missing: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     """The reasons, by path."""
@@ -53,8 +55,11 @@ class Artifacts:
         sandbox = await fresh.sandbox()
         # All of them before anything is placed: an artifact may be a folder with links.
         targets = await resolved([*self.taken, *(self.missing if exactly else ())], fresh, allow)
-        for path, (inside, problem) in targets.items():
-            kept = self.taken.get(path)
+        # The deepest first: a folder that gets its mode may not be changed any more.
+        for path, (inside, problem) in sorted(targets.items(), key=lambda target: -target[1][0].count("/")):
+            kept, modes = self.taken.get(path), dict(self.modes.get(path, {}))
+            if inside in (sandbox.workdir, sandbox.home):  # commands of the reward start there
+                modes.pop(".", None)
             if problem:
                 self.refused[path] = problem
                 continue
@@ -62,7 +67,7 @@ class Artifacts:
                 if exactly and inside != sandbox.workdir:
                     await _remove(sandbox, inside, kept)
                 if kept is not None:
-                    await _place(sandbox, inside, kept)
+                    await _place(sandbox, inside, kept, modes)
             except OSError as error:  # the agent's copy of a small disk may be large, or in a folder's way
                 self.refused[path] = f"it cannot be copied into a fresh sandbox: {error.strerror or error}"
 
@@ -140,13 +145,17 @@ async def _take(
     if not inside.strip("/"):
         artifacts.refused[path] = "the root folder is not an artifact"
         return 0
+    modes = artifacts.modes.setdefault(path, {})
     try:
+        facts = await sandbox.stat(inside)
+        if facts.mode is not None:
+            modes["."] = facts.mode & MODE
         try:
             await write_local(kept, sandbox.read_chunks(inside), room)
-            mode = (await sandbox.stat(inside)).mode or 0
-            await in_own_thread(kept.chmod, 0o700 if mode & 0o111 else 0o600)
+            with contextlib.suppress(OSError, OverflowError):  # out of range for this machine
+                await in_own_thread(os.utime, kept, None if facts.mtime is None else (facts.mtime, facts.mtime))
         except IsADirectoryError:
-            await sandbox.download_dir(inside, kept, max_bytes=room)
+            await sandbox.download_dir(inside, kept, max_bytes=room, modes=modes)
     except (FileNotFoundError, NotADirectoryError):
         artifacts.missing.append(path)
         return 0
@@ -162,18 +171,16 @@ async def _take(
     return await in_own_thread(size, kept)
 
 
-async def _place(sandbox: Sandbox, inside: str, kept: Path) -> None:
+async def _place(sandbox: Sandbox, inside: str, kept: Path, modes: dict[str, int]) -> None:
     """Put an artifact where it was. Raises `OSError`, and leaves no part of it."""
-    if not kept.is_dir():
-        facts = kept.stat()
-        mode = 0o755 if facts.st_mode & 0o100 else 0o644
-        if facts.st_size <= _AT_ONCE:  # the reward may run it now: another open descriptor would be "Text file busy"
-            await sandbox.write_bytes(inside, await in_own_thread(kept.read_bytes), mode=mode)
-        else:
-            await sandbox.write_chunks(inside, chunks(kept), mode=mode)
-        return
     try:
-        await sandbox.upload_dir(kept, inside)
+        if kept.is_dir():
+            await sandbox.upload_dir(kept, inside, modes=modes)
+            return
+        folder, name = posixpath.split(inside)
+        with tempfile.TemporaryDirectory(dir=kept.parent) as alone:
+            await in_own_thread(os.link, kept, Path(alone, name))
+            await sandbox.upload_dir(alone, folder, modes={name: modes["."]} if "." in modes else None)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the room is the reward's
             await _remove(sandbox, inside)
@@ -203,17 +210,21 @@ def _folders(kept: Path) -> list[str]:
     return [os.path.relpath(root, kept) for root, _, _ in os.walk(kept)]
 
 
-_IN_THE_WAY = frozenset((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENOENT, errno.ENOTEMPTY))
+_IN_THE_WAY = frozenset(
+    (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENOENT, errno.ENOTEMPTY, errno.EACCES)
+)
 _MAKE_WAY = """set -f; IFS=/
 while builtin read -r -d '' kind && builtin read -r -d '' path; do
   at=
   for part in ${path%/*}; do
     [ -z "$part" ] || { at="$at/$part"; [ -d "$at" ] || rm -f -- "$at"; }
+    [ ! -d "$at" ] || { [ -w "$at" ] && [ -x "$at" ]; } || chmod u+wx -- "$at"
   done
   if [ "$kind" = f ]; then [ ! -d "$path" ] || rm -rf -- "$path"; [ -e "$path" ] || rm -f -- "$path"
   else [ -d "$path" ] || rm -f -- "$path"; fi
 done"""
-"""Removes what is in the place where a folder (d) or a file (f) is to be written; reads pairs of a kind and a path."""
+"""Removes what is in the place where a folder (d) or a file (f) is to be written, and lets it be written into folders
+above; reads pairs of a kind and a path."""
 
 
 async def placed(

@@ -46,6 +46,26 @@ async def agent(ctx: ToolContext, command: str) -> str:
     return (await call_tool("terminal", {"command": command}, ctx._session)).content
 
 
+async def test_artifacts_keep_their_modes_and_times(sessions: ToolSessions) -> None:
+    """A task may ask for a key that only its owner can read, or a folder that nobody changes."""
+    ctx = context(sessions)
+    made = "mkdir -p d/ro; for file in key run far d/key d/ro/x; do echo k > $file; chmod 400 $file; done; mkdir ro"
+    await agent(ctx, f"{made}; touch -d @5 key d/key; touch -d @-9223372036854775808 far; chmod 4750 run")
+    await agent(ctx, "echo k > ro/x; chmod 555 d/ro ro .; chmod 1777 d")
+    shown = "stat -c '%a %n' key run far d d/key d/ro d/ro/x ro ro/x; stat -c '%Y %n' key d/key"
+    was = (await ctx.terminal(shown))["output"].replace("4750 run", "750 run")  # the reward may run as somebody else
+    paths = ["d", "d/ro/x", "key", "run", "far", "ro"]
+    for again in (False, True):
+        verifier = await ctx.seal(paths if again else [*paths, "."], ends=again, exactly=again)
+        assert (verifier.missing, verifier.refused) == ((), {})
+        assert (await verifier.terminal(shown))["output"] == was
+        await verifier.write_file("d/ro/x", "the reward's")
+        await verifier.write_file("ro/new/x", "the reward's")
+        assert await verifier.read_text("d/ro/x") == await verifier.read_text("ro/new/x") == "the reward's"
+        assert (await verifier.terminal("touch new"))["exit_code"] == 0, "the workspace is not read-only"
+        await verifier.cleanup()
+
+
 async def test_a_replaced_bash_moves_no_artifact(sessions: ToolSessions) -> None:
     ctx = context(sessions)
     await agent(ctx, "mkdir -p ~/bin; printf '#!/bin/sh\\necho forged' > ~/bin/python3; chmod +x ~/bin/python3")

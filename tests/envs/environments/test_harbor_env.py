@@ -390,6 +390,14 @@ async def test_code_that_the_tests_run_neither_forges_nor_prevents_the_verdict(
     assert (verdict.reward.value, verdict.record["cause"]) == (0.0, cause)
 
 
+async def test_what_is_excluded_is_removed_from_read_only_folders_too(tmp_path: Path, played: Played) -> None:
+    toml = 'artifacts = [{source = "/app/out", exclude = ["conftest.py", "cache"]}]\n'
+    test = "cd out; [ $(ls ro) = kept ] && [ $(stat -c %a ro) = 555 ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
+    task = read_task(task_at(tmp_path / "task", toml, **{"tests/test.sh": test}))
+    agent = "mkdir -p out/ro/cache; cd out/ro; touch conftest.py kept cache/file; chmod 555 cache ."
+    assert (await played.trial(task, agent)).reward.value == 1.0
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("toml", ["", 'artifacts = ["/app/answer.py"]'], ids=["in_place", "seal"])
 async def test_slow_tests_on_an_overloaded_machine_are_no_score_of_0(tmp_path: Path, played: Played, toml: str) -> None:

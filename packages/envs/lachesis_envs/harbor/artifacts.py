@@ -11,6 +11,12 @@ from lachesis.tool_context.tool_context import ToolContext
 from lachesis_envs.task_folders import Step
 
 ARTIFACTS = "/logs/artifacts"
+_REMOVE = """for at; do
+  folder=${at%/*}; mode=$(stat -c %a -- "$folder")
+  chmod u+wx -- "$folder"; [ -L "$at" ] || chmod -R u+rwX -- "$at"
+  rm -rf -- "$at"; chmod "$mode" -- "$folder"
+done"""
+"""The agent's folders may be read-only."""
 
 
 def artifacts_of(step: Step) -> list[dict[str, Any]]:
@@ -32,10 +38,8 @@ def artifacts_of(step: Step) -> list[dict[str, Any]]:
 async def remove_excluded(step: Step, verifier: ToolContext) -> None:
     for artifact in artifacts_of(step):
         for pattern in artifact["exclude"]:
-            where = shlex.quote(artifact["source"])
-            await verifier.terminal(
-                f"find {where} -mindepth 1 -path {shlex.quote('*/' + pattern.strip('/'))} -prune -exec rm -rf -- {{}} +"
-            )
+            where, named = shlex.quote(artifact["source"]), shlex.quote("*/" + pattern.strip("/"))
+            await verifier.terminal(f"find {where} -mindepth 1 -path {named} -prune -exec bash -c '{_REMOVE}' . {{}} +")
 
 
 async def keep_artifacts(step: Step, ctx: ToolContext, keep: Path, record: dict[str, Any]) -> None:
@@ -53,6 +57,7 @@ async def keep_artifacts(step: Step, ctx: ToolContext, keep: Path, record: dict[
         shown = f"artifacts/{artifact['destination']}"
         entries.append({"source": artifact["source"], "destination": shown, "type": kind, "status": status})
     (keep / "artifacts").mkdir(parents=True, exist_ok=True)
+    (keep / "artifacts/manifest.json").unlink(missing_ok=True)  # an artifact at the root may have one, read-only
     (keep / "artifacts/manifest.json").write_text(json.dumps(entries, indent=2))
 
 

@@ -364,6 +364,7 @@ _EMPTY = """shopt -s dotglob nullglob
 for folder in /logs "$@"; do
   if [ ! -d "$folder" ] || [ -L "$folder" ]; then rm -rf -- "$folder"; fi
 done
+[ ! -O /logs ] || chmod u+rwx /logs
 mkdir -p -- /logs/verifier /logs/agent /logs/artifacts "$@" || exit
 for folder in "$@"; do chmod u+rwx -- "$folder"; rm -rf -- "$folder"/*; done
 chmod 777 -- /logs/verifier /logs/agent /logs/artifacts"""
@@ -401,4 +402,5 @@ async def _keep_logs(ctx: ToolContext, keep: Path, output: str, record: dict[str
     except OSError as error:
         record["notes"].append(f"{VERIFIER} was not kept: {error}")
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "test-stdout.txt").unlink(missing_ok=True)  # a copy may be read-only
     (folder / "test-stdout.txt").write_text(output)

@@ -139,6 +139,22 @@ async def test_folders_go_in_and_come_out_as_they_were(sandbox: Sandbox, tmp_pat
     assert tree(tmp_path / "back") == tree(source)
 
 
+async def test_modes_go_on_into_another_folder(sandbox: Sandbox, tmp_path: Path) -> None:
+    shown = "stat -c '%a %n' . key run in in/ro in/ro/key; stat -c %Y key"
+    made = "mkdir -p up/in/ro; cd up; for file in key run in/ro/key; do echo k > $file; chmod 400 $file; done"
+    await output(sandbox, f"({made}; touch -d @5 key; chmod 4755 run; chmod 1777 in; chmod 555 in/ro; chmod 750 .)")
+    for _ in range(2):  # the second time, it replaces what is there
+        modes: dict[str, int] = {}
+        await sandbox.download_dir("up", tmp_path / "copy", modes=modes)
+        assert modes == {"key": 0o400, "run": 0o755, "in": 0o1777, "in/ro": 0o555, "in/ro/key": 0o400}
+        local = [(tmp_path / "copy" / name).stat().st_mode & 0o7777 for name in sorted(modes)]
+        assert local == [0o777, 0o755, 0o400, 0o400, 0o755], "its owner can change the folders"
+        await sandbox.upload_dir(tmp_path / "copy", "again", modes={**modes, ".": 0o750})
+        was = await output(sandbox, f"(cd up; {shown})")
+        assert await output(sandbox, f"(cd again; {shown})") == was.replace("4755 run", "755 run")
+    assert (await sandbox.stat("again/key")).mtime == 5
+
+
 async def test_what_would_land_or_lead_outside_is_refused_by_name(sandbox: Sandbox, tmp_path: Path) -> None:
     await sandbox.exec("mkdir out; cd out; ln -s /etc/passwd absolute; ln -s ../.. above; echo x > fine", timeout=20)
     with pytest.raises(OSError, match=r"rejected above .*absolute .*everything else was copied"):
