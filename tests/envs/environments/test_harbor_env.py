@@ -390,6 +390,18 @@ async def test_code_that_the_tests_run_neither_forges_nor_prevents_the_verdict(
     assert (verdict.reward.value, verdict.record["cause"]) == (0.0, cause)
 
 
+@pytest.mark.parametrize("toml", ["", ARTIFACT], ids=["in_place", "seal"])
+@pytest.mark.parametrize("last", ["ln -s /tmp/x /logs/verifier/reward.txt", "chmod 000 /logs/verifier"])
+async def test_tests_that_hide_their_own_verdict_make_no_agent_a_cheat(
+    tmp_path: Path, played: Played, toml: str, last: str
+) -> None:
+    task = read_task(task_at(tmp_path / "task", toml, **{"tests/test.sh": f"echo 1 > /tmp/x\n{last}\n"}))
+    for agent in ("oracle", "true"):
+        with pytest.raises(Invalid) as raised:
+            await played.trial(task, agent)
+        assert raised.value.cause.name == "not_a_reward" and "without the agent's work" in str(raised.value)
+
+
 async def test_what_is_excluded_is_removed_from_read_only_folders_too(tmp_path: Path, played: Played) -> None:
     toml = 'artifacts = [{source = "/app/out", exclude = ["conftest.py", "cache"]}]\n'
     test = "cd out; [ $(ls ro) = kept ] && [ $(stat -c %a ro) = 555 ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n"

@@ -213,7 +213,8 @@ async def _verdict(
     """Run the tests in `place`. Where they give no verdict, find out whether that is the agent's doing.
 
     What the agent left may stop the tests, or write nonsense for them: that must not keep it from its score. So may the
-    machine, and the task itself: the tests run once more, and then in a sandbox without the agent's work.
+    machine, and the task itself: the tests run once more, and then in a sandbox without the agent's work. There they
+    run as well after a verdict that somebody put out of reach.
     """
 
     stretch = 1.0
@@ -222,8 +223,24 @@ async def _verdict(
         limit = step.verifier.timeout_sec * stretch
         return verdict_of(task, await _run_tests(task, step, where, variables, limit, record, keep), record)
 
+    async def require_agents(fault: AgentFault) -> None:
+        """Raises `Invalid` where the tests do the same without the agent's work."""
+        if place is not ctx:
+            await place.cleanup()
+        untouched = await ctx.untouched(spec=spec)
+        try:
+            with contextlib.suppress(Invalid):
+                await tested(untouched, _new_record(record["grading"]))
+        except AgentFault:
+            raise Invalid("not_a_reward", f"also without the agent's work: {fault}") from fault
+        finally:
+            await untouched.cleanup()
+
     try:
         return await tested(place, record, keep)
+    except AgentFault as fault:
+        await require_agents(fault)
+        raise
     except Invalid as invalid:
         if not invalid.cause.grade and invalid.cause.name != "user":
             raise
@@ -240,6 +257,9 @@ async def _verdict(
             stretch = min(before.stretch, USABLE)
     try:
         return await tested(place, record, keep)
+    except AgentFault as fault:
+        await require_agents(fault)
+        raise
     except Invalid as again:
         # What the tests themselves took says it, on any machine.
         decided = again.late is not None and again.late.is_enough(step.verifier.timeout_sec)
@@ -253,7 +273,7 @@ async def _verdict(
             found.require_usable(str(first), before.stretch * MARGIN)
         stretch = max(stretch, found.stretch)
         await tested(untouched, _new_record(record["grading"]))
-    except Invalid:
+    except (Invalid, AgentFault):
         raise first from None
     finally:
         await untouched.cleanup()
