@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))  # the checkout's own, wherever this is started
 from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
-    "backends": 18_980,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
+    "backends": 19_000,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
     "lachesis": 19_130,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
     "lachesis_client": 2_960,  # streams
     "lachesis_compat": 5_180,  # tools.web_tools and others, the agent under its old name, tool backends
