@@ -193,7 +193,30 @@ for name in ("lost", "round", "gone"):
         "True True False False False",
         "6 ''",
         "terminal todo",
-        "unknown toolset 'gone', which 'lost' includes,",
+        "unknown toolset 'gone', which 'lost' includes",
         "toolsets include each other: round -> round",
         "unknown toolset or tool 'gone'",
+    ]
+
+
+def test_included_toolsets_without_tools_here_are_left_out_with_a_warning(tmp_path: Path) -> None:
+    program = """
+import logging, sys, lachesis, toolsets, model_tools
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+toolsets.TOOLSETS.update({
+    "web": {"tools": ["web_search", "web_extract"], "includes": []},
+    "debugging": {"tools": ["terminal"], "includes": ["web"]},
+    "full_stack": {"tools": [], "includes": ["web", "terminal", "vision", "browser"]},
+})
+print(*toolsets.resolve_toolset("full_stack"), toolsets.validate_toolset("full_stack"))
+for name in ("debugging", "full_stack", "web"):
+    print(*(each["function"]["name"] for each in model_tools.get_tool_definitions([name])))
+model_tools.get_tool_definitions(["full_stack"], quiet_mode=True)
+"""
+    left_out = "toolsets without tools here are left out:"
+    assert run(program, tmp_path).splitlines() == [
+        "process terminal web_extract web_search True",
+        *(f"{left_out} web", "terminal"),
+        *(f"{left_out} web, vision, browser", "terminal process"),
+        *(f"{left_out} web", ""),
     ]

@@ -107,6 +107,21 @@ def test_a_custom_toolset_is_part_of_a_new_mapping() -> None:
         TOOLSETS["x"] = Toolset("")  # type: ignore[index]
 
 
+def test_an_included_toolset_that_is_not_set_up_is_left_out_as_one_that_is_named() -> None:
+    mine = {
+        **TOOLSETS,
+        "web": Toolset("", ("web_search", "web_extract")),
+        "mine": Toolset("", ("python",), ("web", "browser", "moa")),
+        "outer": Toolset("", includes=("web",)),
+    }
+    assert resolve_toolset("mine", mine) == ["python", "web_search", "web_extract"]
+    assert [each["function"]["name"] for each in get_tool_definitions(["mine"], toolsets=mine)] == ["python"]
+    left_out = left_out_tools(["mine"], toolsets=mine)
+    assert "--env.web" in left_out["web_search"] and "browser_navigate" in left_out
+    with pytest.raises(ToolUnavailable, match=r"--env\.web"):
+        get_tool_definitions(["outer"], toolsets=mine)
+
+
 def test_definitions_are_always_in_the_order_of_the_registry() -> None:
     assert names() == names(["all"]) == names(["*"]) == list(BUILTIN_TOOLS)
     assert names(["todo", "file"]) == names(["file", "todo"])

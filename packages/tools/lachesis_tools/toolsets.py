@@ -66,6 +66,7 @@ PROVIDED_TOOLSETS: Mapping[str, Toolset] = MappingProxyType(
 )
 """Toolsets that exist where a registry has their tools, of which these are some. Those of MCP servers are known when a
 run has begun."""
+PROVIDED_TOOLS = frozenset(tool for toolset in PROVIDED_TOOLSETS.values() for tool in toolset.tools)
 
 
 def how_to_provide(name: str) -> str:
@@ -94,8 +95,10 @@ REMOVED_TOOLSETS = frozenset(
 def resolve_toolset(name: str, toolsets: Mapping[str, ToolsetLike] = TOOLSETS) -> list[str]:
     """The tools of a toolset, each once, in the order of first occurrence. `all` and `*` mean every toolset.
 
+    Included ones of `PROVIDED_TOOLSETS` and `REMOVED_TOOLSETS` that are not among the toolsets are left out.
+
     Raises:
-        ToolsetError: the name, or one that it includes, is unknown, or a toolset includes itself.
+        ToolsetError: the name, or another one that it includes, is unknown, or a toolset includes itself.
     """
     names = toolsets if _means_all(name, toolsets) else [name]
     return list(dict.fromkeys(tool for each in names for tool in _tools_of(each, toolsets, ())))
@@ -106,7 +109,9 @@ def _tools_of(name: str, toolsets: Mapping[str, ToolsetLike], path: tuple[str, .
     if name in path:
         raise ToolsetError(f"toolsets include each other: {' -> '.join([*path[path.index(name) :], name])}")
     if name not in toolsets:
-        origin = f", which {path[-1]!r} includes," if path else ""
+        if path and (name in PROVIDED_TOOLSETS or name in REMOVED_TOOLSETS):
+            return
+        origin = f", which {path[-1]!r} includes" if path else ""
         raise ToolsetError(f"unknown toolset {name!r}{origin}{_known(name, toolsets)}")
     toolset = Toolset.of(toolsets[name])
     yield from toolset.tools
@@ -152,7 +157,7 @@ def resolve_tools(
     Raises:
         ToolsetError: a name is neither a toolset nor a tool, or its tool is not in the registry.
         ToolUnavailable: a tool that is enabled by its name is not available here, or no tool of an enabled toolset is.
-            Other unavailable tools are left out; `left_out_tools` names them.
+            Other unavailable tools, such as those of an included `web`, are left out; `left_out_tools` names them.
     """
     return _resolved(enabled, disabled, registry, toolsets)[0]
 
@@ -180,18 +185,20 @@ def _resolved(
     excluded = _expand(disabled or (), registry, known)
     names = [*enabled] if enabled is not None else ["all"]
     wanted = _expand((name for name in names if not _means_all(name, known)), registry, known) - excluded
-    if strangers := sorted(wanted - set(registry)):
+    absent = wanted - set(registry)
+    if strangers := sorted(absent - PROVIDED_TOOLS):
         raise ToolsetError(f"tools {strangers} are not in this registry, which has: {', '.join(registry)}")
     everything = any(_means_all(name, known) for name in names)
     chosen = [name for name in registry if name not in excluded and (everything or name in wanted)]
     missing = {name: why for name, why in registry.unavailable().items() if name in chosen}
+    missing |= {name: how_to_provide(name) for name in sorted(absent)}
     lacking: set[str] = set()
     for name in names:
         own = _expand([name], registry, known) - excluded if not _means_all(name, known) else set()
         if own <= missing.keys():  # a tool by its name, or a toolset of which nothing is left
             lacking |= own
     if lacking:
-        raise ToolUnavailable({name: missing[name] for name in registry if name in lacking})
+        raise ToolUnavailable({name: why for name, why in missing.items() if name in lacking})
     return [name for name in chosen if name not in missing], missing
 
 
@@ -229,12 +236,12 @@ def _expand(names: Iterable[str], registry: ToolRegistry, toolsets: Mapping[str,
     found: set[str] = set()
     for name in names:
         if name in toolsets:
-            found.update(resolve_toolset(name, toolsets))
+            found.update(resolve_toolset(name, {**PROVIDED_TOOLSETS, **toolsets}))
         elif name in registry:
             found.add(name)
         elif name in ALL:
             found.update(registry)
-        elif name in PROVIDED_TOOLSETS or any(name in provided.tools for provided in PROVIDED_TOOLSETS.values()):
+        elif name in PROVIDED_TOOLSETS or name in PROVIDED_TOOLS:
             raise ToolsetError(f"{name!r} has no tools here: {how_to_provide(name)}")
         else:
             raise ToolsetError(f"unknown toolset or tool {name!r}{_known(name, dict.fromkeys([*toolsets, *registry]))}")

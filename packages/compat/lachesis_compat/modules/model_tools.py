@@ -28,20 +28,30 @@ def get_tool_definitions(
 ) -> list[dict[str, Any]]:
     """OpenAI definitions of the tools of these toolsets; None is all.
 
-    Toolsets of the removed stack without tools here are left out, with a warning unless `quiet_mode`.
+    Toolsets of the removed stack without tools here are left out, also where one of these toolsets includes them, with
+    a warning unless `quiet_mode`.
 
     Raises:
         ToolsetError: a name that neither stack has.
     """
     registry, toolsets = registry_in_use(), get_all_toolsets()
 
+    def is_missing(name: str) -> bool:
+        if name not in REMOVED_TOOLSETS and name not in PROVIDED_TOOLSETS:
+            return False
+        own = toolsets.get(name, {}).get("tools", ())
+        without_tools = bool(own) and not any(tool in registry for tool in own)
+        return without_tools or not has_toolset(name, registry=registry, toolsets=toolsets)
+
     def existing(names: Iterable[str] | None) -> list[str] | None:
         if names is None:
             return None
         names = list(names)
-        absent = {*REMOVED_TOOLSETS, *PROVIDED_TOOLSETS}
-        here = [name for name in names if has_toolset(name, registry=registry, toolsets=toolsets)]
-        missing = [name for name in names if name in absent and name not in here]
+        reached = list(dict.fromkeys(names))
+        for name in reached:  # grows by what each one includes
+            included = toolsets.get(name, {}).get("includes", ())
+            reached += [each for each in dict.fromkeys(included) if each not in reached]
+        missing = [name for name in reached if is_missing(name)]
         if missing and not quiet_mode:
             log.warning("toolsets without tools here are left out: %s", ", ".join(missing))
         return [name for name in names if name not in missing]
