@@ -14,7 +14,8 @@ from typing import Any, NoReturn, Self
 from backends import ExecResult
 from lachesis.rewards.reward import RewardError
 from lachesis.tool_context.pace import OwnTime
-from lachesis_tools import ToolResult
+from lachesis_tools import ToolRegistry, ToolResult
+from lachesis_tools.toolsets import PROVIDED_TOOLS, how_to_provide
 
 
 class _Done(Coroutine[Any, Any, Any]):
@@ -63,8 +64,10 @@ class DictReply(_Done, dict[str, Any]):
         return reply
 
     @classmethod
-    def of_tool(cls, result: ToolResult) -> DictReply:
-        """What a tool answers, which is JSON where it succeeded."""
+    def of_tool(cls, result: ToolResult, name: str, registry: ToolRegistry) -> DictReply:
+        """What a tool answers, which is JSON where it succeeded; without the tool, which setting provides it."""
+        if name in PROVIDED_TOOLS and name not in registry:
+            return cls(error=f"there is no tool {name!r} here: {how_to_provide(name)}")
         try:
             value = json.loads(result.content)
         except ValueError:

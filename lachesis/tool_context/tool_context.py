@@ -287,7 +287,7 @@ class ToolContext(Branching):
         return await call_tool(name, arguments, self._session, registry=self._registry)
 
     async def _tool_reply(self, name: str, arguments: Mapping[str, Any]) -> DictReply:
-        return DictReply.of_tool(await self._tool(name, arguments))
+        return DictReply.of_tool(await self._tool(name, arguments), name, self._registry)
 
     @context_method
     async def seal(

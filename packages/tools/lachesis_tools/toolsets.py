@@ -74,7 +74,7 @@ def how_to_provide(name: str) -> str:
     if name.startswith("browser"):
         from lachesis_tools.browser.program import check_browser_requirements
 
-        return f"the browser {check_browser_requirements() or 'is there where its toolset is enabled by name'}"
+        return f"the browser {check_browser_requirements() or 'is there where --env.enabled_toolsets names it'}"
     if name.startswith("vision"):
         return "vision needs a model that reads images: --env.vision policy, or MODEL@URL (docs/tools.md)"
     if name == "mcp":

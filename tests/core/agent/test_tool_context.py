@@ -104,6 +104,13 @@ async def test_the_agents_shell_does_not_reach_the_rewards(ctx: ToolContext, ses
     assert "/tmp/bin/grader" in await agent(session, "command -v grader"), "the agent's own is as it was"
 
 
+async def test_tools_that_are_not_set_up_name_their_setting(ctx: ToolContext) -> None:
+    for reply in (await ctx.web_search("x"), await ctx.web_extract(["https://x"])):
+        assert "--env.web" in reply["error"] and "did you mean" not in reply["error"]
+    for reply in (await ctx.browser_navigate("https://x"), await ctx.browser_snapshot()):
+        assert "here: the browser " in reply["error"] and "did you mean" not in reply["error"]
+
+
 async def test_output_that_is_not_whole_says_so(ctx: ToolContext) -> None:
     shown = await ctx.terminal("head -c 10000007 /dev/zero; echo short >&2")
     assert len(shown["output"]) == 10_000_006 and shown["error"] == "7 bytes are missing in the middle of stdout"
