@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import resource
 import threading
@@ -23,6 +24,7 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult
 from lachesis.rewards.reward import RewardError
 from lachesis.rewards.scorer import Scorer
+from lachesis_compat.modules.model_tools import handle_function_call
 from lachesis_compat.synchronous import with_blocking_calls
 from lachesis_messages.history import MessageHistory
 from lachesis_tools import BUILTIN_TOOLS, ToolSessions
@@ -78,7 +80,9 @@ async def test_results_have_the_old_shapes_and_the_new_ones(ctx: ToolContext, tm
         assert (tmp_path / "back" / "deep" / "a").read_bytes() == b"12345"
         assert "error.txt" in str(ctx.search("an err", path="deep"))
         assert "error" in ctx.call_tool("no_such_tool", {}) and ctx.web_search("x").get("error")
-        assert "an error" in ctx.call_tool(tool_name="read_file", arguments={"path": "deep/error.txt"})
+        called = ctx.call_tool(tool_name="read_file", arguments={"path": "deep/error.txt"})
+        by_id = await asyncio.to_thread(handle_function_call, "read_file", {"path": "deep/error.txt"}, ctx.task_id)
+        assert "an error" in json.loads(called)["content"] and called == by_id == await called
         assert ctx.read_bytes("b") == b"123"
         verifier = ctx.seal(["b"])
         assert verifier.read_file("b") == "123" and (await verifier).terminal("ls")["output"] == "b\n"

@@ -8,6 +8,7 @@ coroutine at the call. A result may still be awaited, and gives itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import lachesis
@@ -15,6 +16,8 @@ from lachesis.rewards.call_scope import CallScope, Runs, ScopedCall
 from lachesis.rewards.calls import in_call_scope, result_of
 from lachesis.tool_context.context_results import DictReply, FileText, Replies
 from lachesis_compat.synchronous.driven import Driven, current_runner, stop_for
+from lachesis_tools import ToolResult
+from lachesis_tools.json_results import as_json
 
 T = TypeVar("T")
 
@@ -44,6 +47,11 @@ class SynchronousToolContext(lachesis.ToolContext):
         if isinstance(result, FileText):
             result.keys_only = not raises
         return result
+
+    async def _tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """With the text as JSON, as `handle_function_call` gives it."""
+        result = await super()._tool(name, arguments)
+        return replace(result, content=as_json(name, result.content))
 
 
 def blocking(result: T | ScopedCall[T]) -> T | ScopedCall[T]:
