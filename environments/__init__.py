@@ -11,9 +11,10 @@ from backends.lazy import lazy_names  # importing lachesis lets the old paths be
 __path__ = extend_path(__path__, __name__)
 
 if TYPE_CHECKING:
+    from environments.agent_loop import AgentResult
     from environments.hermes_base_env import HermesAgentBaseEnv, HermesAgentEnvConfig
     from environments.tool_context import ToolContext
-    from lachesis import AgentResult, HermesAgentLoop
+    from lachesis import HermesAgentLoop
 else:
     __getattr__ = lazy_names(
         __name__,

@@ -3,7 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from lachesis.loop.loop import HermesAgentLoop
-from lachesis.loop.result import AgentResult, ToolError
+from lachesis.loop.result import ToolError
+from lachesis_compat.agent_result import AgentResult
 
 __all__ = ["AgentResult", "HermesAgentLoop", "ToolError", "resize_tool_pool"]
 

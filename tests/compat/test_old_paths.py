@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,6 +169,35 @@ def test_parsers_give_the_old_pair_and_an_unknown_one_is_a_key_error() -> None:
         get_parser("hermess")
     assert isinstance(raised.value, ValueError)
     assert "known: " in str(raised.value) and not str(raised.value).startswith('"')
+
+
+def test_a_result_is_constructed_from_messages_and_every_result_is_one() -> None:
+    from environments import AgentResult
+    from lachesis.loop.outcome import Outcome
+    from lachesis.loop.result import AgentResult as OfLoop
+    from lachesis_messages.history import MessageHistory
+
+    call = {"id": "c1", "type": "function", "function": {"name": "terminal", "arguments": "{}"}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Work."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "{}"},
+        {"role": "assistant", "content": "Done."},
+    ]
+    state = {"nodes": [{"tokens": [1], "masked_tokens": [1], "logprobs": [0.0]}]}
+    result = AgentResult(
+        messages=messages,
+        managed_state=state,
+        turns_used=2,
+        finished_naturally=True,
+        reasoning_per_turn=[None, None],
+        tool_errors=[],
+    )
+    assert result.messages == messages and result.managed_state == state and result.turns_used == 2
+    assert (result.final_response, len(result.ok_calls), result.outcome) == ("Done.", 1, Outcome.COMPLETED)
+    assert AgentResult(messages=[]).managed_state is None and not AgentResult([]).finished_naturally
+    of_loop = OfLoop(1, True, [], [], Outcome.COMPLETED, "", MessageHistory())
+    assert isinstance(of_loop, AgentResult) and isinstance(result, OfLoop) and not isinstance(object(), AgentResult)
 
 
 def test_a_toolset_that_somebody_adds_is_one_for_every_function(tmp_path: Path) -> None:
