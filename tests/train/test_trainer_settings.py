@@ -106,6 +106,10 @@ def test_the_command_ends_with_2_for_settings_that_cannot_be(capsys: pytest.Capt
     with pytest.raises(SystemExit):
         main(["--training.learning_rat", "3"])
     assert "did you mean --training.learning_rate" in capsys.readouterr().err
+    for of_files, meant in ([], "--env.batch_size?"), (["--sft", "samples.jsonl"], "--sft.batch_size?"):
+        with pytest.raises(SystemExit):
+            main([*of_files, "--batch-size", "4"])
+        assert f"unknown setting --batch-size; did you mean {meant}" in capsys.readouterr().err
 
 
 def test_missing_packages_are_named_before_anything_starts(

@@ -47,7 +47,8 @@ EXAMPLE: Final = Path(__file__).parents[4] / "configs" / "train_tool_call.yaml"
 def main(argv: Sequence[str] | None = None, *, prog: str = "launch_training.py") -> int:
     """Run the trainer; the exit code."""
     console = Console(emoji=False, stderr=True)
-    parser = make_parser(prog)
+    names = [text.partition("=")[0] for text in (sys.argv[1:] if argv is None else argv)]
+    parser = make_parser(prog, of_files="--sft" in names)
     given = vars(parser.parse_args(argv))
     try:
         config, resume = given.pop("config", None), given.pop("resume")
@@ -74,8 +75,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "launch_training.py")
         return ExitCode.STOPPED
 
 
-def make_parser(prog: str = "launch_training.py") -> argparse.ArgumentParser:
-    """One flag a setting."""
+def make_parser(prog: str = "launch_training.py", *, of_files: bool = False) -> argparse.ArgumentParser:
+    """One flag a setting. Where two sections have a setting, the first one is proposed for a flag without a section:
+    `of_files` says that this is `sft` before `env`."""
     parser = Parser(
         prog=prog,
         description="Train a model on the batches of a rollout API, and serve it.",
@@ -90,11 +92,12 @@ def make_parser(prog: str = "launch_training.py") -> argparse.ArgumentParser:
     )
     parser.add_argument("--serve", action="store_true", help="with --sft: serve the trained weights until Ctrl-C")
     parser.add_argument("--resume", action="store_true", help="fail if the run has no checkpoint to continue from")
-    for namespace, model, title in (
-        ("training", TrainingSettings, "settings of the trainer (training: in YAML)"),
-        ("sft", SftSettings, "settings of a run on files (sft: in YAML)"),
+    shared: list[tuple[str, type[BaseModel], str]] = [
         ("env", EnvSettings, "settings shared with the environment (env: in YAML)"),
-    ):
+        ("sft", SftSettings, "settings of a run on files (sft: in YAML)"),
+    ]
+    of_training = ("training", TrainingSettings, "settings of the trainer (training: in YAML)")
+    for namespace, model, title in (of_training, *(reversed(shared) if of_files else shared)):
         add_flags(parser.add_argument_group(title), namespace, model)
     group = parser.add_argument_group("the model server that environments ask (openai: in YAML)")
     group.add_argument("--openai.model_name", default=argparse.SUPPRESS, metavar="TEXT", help="Name of the model.")
