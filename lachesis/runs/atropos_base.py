@@ -273,7 +273,7 @@ class AtroposBase(ABC):
             RunFolderError: a file cannot be written. `metrics.json` is then as it was.
         """
         now = time.time()
-        seconds = (end_time or now) - (start_time or now)
+        seconds = (now if end_time is None else end_time) - (now if start_time is None else start_time)
         task_name = task_name or f"{self.name or type(self).__name__}_eval"
         if verbose:
             table = Table(title=f"{task_name} ({seconds:.1f} s)", show_header=False)

@@ -104,6 +104,10 @@ async def evaluate_alone(env: Environment) -> Any:
     if folder is not None and env.evaluates_itself and Path(folder, "metrics.json").exists():
         env.config.data_dir_to_save_evals = str(unused(Path(folder)))
         note(env.console, f"{folder} contains another evaluation; this one is in {env.config.data_dir_to_save_evals}")
+    if folder is not None and env.evaluates_itself:
+        from lachesis.runs.own_figures import write_settings
+
+        write_settings(env.config, env.server_configs)
     async with tracking(env, "evaluate"), env.running():
         return await own_evaluation(env)
 

@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import yaml
+
+from lachesis.runs.run_folder import RunFolderError
+from lachesis.settings.server_settings import ServerConfig
+from lachesis.settings.setting_facts import without_secrets
+from lachesis.settings.settings import HermesAgentEnvConfig
+
+
+def write_settings(config: HermesAgentEnvConfig, servers: Iterable[ServerConfig]) -> None:
+    """Write `evaluate_config.yaml` into `data_dir_to_save_evals`, as Atropos does, but without secrets."""
+    asked = [without_secrets(each.model_dump(mode="json", exclude={"api_key", "headers"})) for each in servers]
+    text = yaml.safe_dump({"env": config.public(), "openai": asked}, sort_keys=False, allow_unicode=True)
+    path = Path(config.data_dir_to_save_evals or ".", "evaluate_config.yaml")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunFolderError(f"cannot write {path}: {error.strerror or error}; make room there") from error
 
 
 @dataclass

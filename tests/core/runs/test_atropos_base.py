@@ -116,6 +116,8 @@ async def test_an_evaluation_is_written_as_atropos_writes_it(tmp_path: Path) -> 
     for env in (theirs, ours):
         await env.evaluate_log({"eval/reward": 0.5, "n": 2}, **arguments)
     assert written("ours") == written("theirs")
+    await ours.evaluate_log({"n": 1}, start_time=0, end_time=2.5)
+    assert written("ours")[0]["config_general"]["total_evaluation_time_seconds"] == "2.5"
     await ours.evaluate_log({"n": 1})
     given, _ = written("ours")
     assert given["config_general"]["model_name"] == "scripted"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console
 
 from lachesis.cli import main as lachesis
@@ -88,7 +89,7 @@ def test_an_evaluation_of_ones_own_still_works(tmp_path: Path, capsys: pytest.Ca
 
     with served(does_nothing) as server:
         arguments = ["evaluate", "--openai.base_url", server.base_url, "--openai.model_name", "scripted"]
-        arguments += ["--env.data_dir_to_save_evals", str(tmp_path / "own")]
+        arguments += ["--env.data_dir_to_save_evals", str(tmp_path / "own"), "--openai.api_key", "sk-secret"]
         assert cli.main(Own, arguments) == 0
         first = (tmp_path / "own" / "metrics.json").read_text()
         assert json.loads(first)["results"]["all"] == {"eval/said": len("I would rather not.")}
@@ -96,6 +97,10 @@ def test_an_evaluation_of_ones_own_still_works(tmp_path: Path, capsys: pytest.Ca
     assert (tmp_path / "own" / "metrics.json").read_text() == first, "the second has a folder of its own"
     assert "own contains another evaluation; this one is in" in capsys.readouterr().err
     assert (tmp_path / "own-2" / "metrics.json").exists()
+    text = (tmp_path / "own-2" / "evaluate_config.yaml").read_text()
+    written = yaml.safe_load(text)
+    assert (written["openai"][0]["model_name"], written["env"]["max_agent_turns"]) == ("scripted", 30)
+    assert "secret" not in text
 
 
 # Several samples of each item.
