@@ -27,7 +27,8 @@ NAMES = {
     "environments.tool_call_parsers": "get_parser list_parsers register_parser ToolCallParser",
     "tools.file_tools": "check_file_requirements read_file_tool write_file_tool patch_tool search_tool",
     "environments.tool_context": "ToolContext",
-    "model_tools": "get_tool_definitions handle_function_call TOOL_TO_TOOLSET_MAP",
+    "model_tools": "get_tool_definitions handle_function_call TOOL_TO_TOOLSET_MAP get_all_tool_names "
+    "get_toolset_for_tool get_available_toolsets check_toolset_requirements check_tool_availability",
     "tools.budget_config": "BudgetConfig DEFAULT_BUDGET DEFAULT_RESULT_SIZE_CHARS DEFAULT_TURN_BUDGET_CHARS "
     "DEFAULT_PREVIEW_SIZE_CHARS",
     "tools.terminal_tool": "register_task_env_overrides clear_task_env_overrides cleanup_vm cleanup_all_environments "
@@ -35,7 +36,7 @@ NAMES = {
     "toolset_distributions": "get_distribution list_distributions sample_toolsets_from_distribution "
     "validate_distribution DISTRIBUTIONS",
     "toolsets": "get_toolset resolve_toolset resolve_multiple_toolsets get_all_toolsets get_toolset_names "
-    "validate_toolset get_toolset_info TOOLSETS",
+    "validate_toolset get_toolset_info create_custom_toolset TOOLSETS",
 }
 
 
@@ -169,6 +170,45 @@ def test_parsers_give_the_old_pair_and_an_unknown_one_is_a_key_error() -> None:
         get_parser("hermess")
     assert isinstance(raised.value, ValueError)
     assert "known: " in str(raised.value) and not str(raised.value).startswith('"')
+
+
+def test_tools_and_toolsets_are_listed_with_what_they_lack(tmp_path: Path) -> None:
+    program = """
+import lachesis, toolsets
+from model_tools import *
+from model_tools import get_all_tool_names, get_toolset_for_tool, get_available_toolsets, check_tool_availability
+toolsets.create_custom_toolset("mine", "Both.", ["todo"], ["file"])
+toolsets.create_custom_toolset("web", "Not set up.", ["web_search"])
+print(*toolsets.resolve_toolset("mine"))
+print("read_file" in get_all_tool_names(), get_toolset_for_tool("read_file"), get_toolset_for_tool("gone"))
+print(get_available_toolsets()["todo"])
+available, others = check_tool_availability()
+print("todo" in available, check_toolset_requirements()["todo"], others)
+"""
+    assert run(program, tmp_path).splitlines() == [
+        "patch read_file search_files todo write_file",
+        "True file None",
+        "{'available': True, 'description': 'Keep a list of what is left to do.', 'tools': ['todo'], "
+        "'requirements': []}",
+        "True True [{'name': 'web', 'env_vars': [], 'tools': ['web_search']}]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("model_tools.coerce_tool_args", "handle_function_call"),
+        ("run_agent._convert_to_trajectory_format", "agent.trajectory"),
+        ("atropos.backends._ModalSandboxPool", "ModalToolBackend"),
+        ("atropos.backends._ModalMultiProfileManager", "ModalToolBackend.with_profiles"),
+    ],
+)
+def test_a_name_without_a_counterpart_says_what_to_use(name: str, instead: str) -> None:
+    module, _, name = name.rpartition(".")
+    with pytest.raises(ImportError, match=f"{name} is not here: .*{instead}"):
+        exec(f"from {module} import {name}")
+    with pytest.raises(ImportError, match="cannot import name 'gone'"):
+        exec(f"from {module} import gone")
 
 
 def test_a_result_is_constructed_from_messages_and_every_result_is_one() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from backends import BackendError
 from lachesis.loop.open_runs import note_failure, open_run
 from lachesis_compat.in_run import registry_in_use, waited
+from lachesis_compat.removed_names import refuse
 from lachesis_compat.toolset_dicts import get_all_toolsets
 from lachesis_tools import BUILTIN_TOOLS, call_tool
 from lachesis_tools import get_tool_definitions as definitions
@@ -19,6 +20,53 @@ log = logging.getLogger(__name__)
 
 TOOL_TO_TOOLSET_MAP = BUILTIN_TOOLS.toolsets()
 """Of the built-in tools."""
+
+
+def __getattr__(name: str) -> Any:
+    refuse("model_tools", name)
+
+
+def get_all_tool_names() -> list[str]:
+    return [*registry_in_use()]
+
+
+def get_toolset_for_tool(tool_name: str) -> str | None:
+    return registry_in_use().toolsets().get(tool_name)
+
+
+def get_available_toolsets() -> dict[str, dict[str, Any]]:
+    """Toolset -> `{available, description, tools, requirements}`: what its tools lack here. One without a tool that
+    works is not available."""
+    registry = registry_in_use()
+    lacking = registry.unavailable()
+    working = set(registry) - lacking.keys()
+    return {
+        name: {
+            "available": not working.isdisjoint(toolset["tools"]),
+            "description": toolset["description"],
+            "tools": toolset["tools"],
+            "requirements": sorted({lacking[tool] for tool in toolset["tools"] if tool in lacking}),
+        }
+        for name, toolset in get_all_toolsets().items()
+        if toolset["tools"]
+    }
+
+
+def check_toolset_requirements() -> dict[str, bool]:
+    """Toolset -> whether it is available."""
+    return {name: toolset["available"] for name, toolset in get_available_toolsets().items()}
+
+
+def check_tool_availability(quiet: bool = False) -> tuple[list[str], list[dict[str, Any]]]:
+    """The available toolsets, and the others as `{name, env_vars, tools}`: under the old key, what they lack. `quiet`
+    has no effect."""
+    found = get_available_toolsets()
+    others = [
+        {"name": name, "env_vars": toolset["requirements"], "tools": toolset["tools"]}
+        for name, toolset in found.items()
+        if not toolset["available"]
+    ]
+    return [name for name, toolset in found.items() if toolset["available"]], others
 
 
 def get_tool_definitions(

@@ -42,6 +42,11 @@ def resolve_multiple_toolsets(toolset_names: Iterable[str]) -> list[str]:
     return sorted({tool for name in toolset_names for tool in resolve_toolset(name)})
 
 
+def create_custom_toolset(name: str, description: str, tools: Iterable[str] = (), includes: Iterable[str] = ()) -> None:
+    """Add a toolset to `TOOLSETS`, or replace one."""
+    TOOLSETS[name] = {"description": description, "tools": list(tools), "includes": list(includes)}
+
+
 def get_toolset_info(name: str) -> dict[str, Any] | None:
     toolset = get_toolset(name)
     if toolset is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from backends import *  # noqa: F403
 from backends import __all__ as _OF_SANDBOXES
+from lachesis_compat.removed_names import refuse
 from lachesis_compat.tool_backends.engines import (  # noqa: F401
     ModalSandboxConfig,
     ModalToolBackend,
@@ -28,5 +29,5 @@ _OF_POOLS = {"SlotPool": "lachesis_pools.slots", "NomadClient": "lachesis_pools.
 def __getattr__(name: str) -> Any:
     """What `lachesis-pools` has under the same name."""
     if name not in _OF_POOLS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        refuse("atropos.backends", name)
     return getattr(import_module(_OF_POOLS[name]), name)
