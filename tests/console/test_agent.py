@@ -373,6 +373,20 @@ def test_a_sub_agent_works_unseen_with_the_tools_of_the_agent_and_of_a_server(ow
 def test_an_unknown_parameter_is_an_error_that_names_the_nearest() -> None:
     with pytest.raises(TypeError, match="max_iteration'; the nearest is 'max_iterations'"):
         AIAgent(max_iteration=3)
+    with pytest.raises(TypeError, match=r"by name: AIAgent\(base_url="):
+        AIAgent("http://127.0.0.1:9/v1")
+
+
+def test_methods_of_the_removed_agent_name_what_to_use_instead(own_folder: Path) -> None:
+    with AIAgent(base_url="http://127.0.0.1:9/v1", model="m", enabled_toolsets=[]) as agent:
+        for name, instead in (
+            ("_convert_to_trajectory_format", "agent.trajectory"),
+            ("_save_trajectory", "save_trajectories=True"),
+            ("reset_session_state", "begins anew"),
+        ):
+            with pytest.raises(AttributeError, match=f"{name}.*{instead}"):
+                getattr(agent, name)
+        assert not hasattr(agent, "nothing")
 
 
 def test_settings_come_from_the_file_then_variables_then_arguments(

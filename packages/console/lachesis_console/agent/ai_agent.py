@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Never, NoReturn, Self, Unpack
 
 from lachesis import BUILTIN_TOOLS, LachesisError, Outcome
 from lachesis_console.agent.callbacks import AgentCallbacks, OnText
@@ -20,6 +20,13 @@ from lachesis_console.agent.resources import AgentResources, LoopThread
 from lachesis_console.agent.session import AgentAnswer, AgentSession, guarded
 from lachesis_tools.on_request import ON_REQUEST
 
+_INSTEAD: Final = {
+    "_convert_to_trajectory_format": "use agent.trajectory._convert_to_trajectory_format(messages, ...)",
+    "_save_trajectory": "AIAgent(save_trajectories=True) saves each conversation, agent.trajectory.save_trajectory any",
+    "reset_session_state": "each conversation begins anew; a new AIAgent has its iteration_budget again",
+}
+"""Methods of the removed stack's class."""
+
 
 class AIAgent:
     """A model with tools in a sandbox. Every method may be called on any thread; one conversation runs at a time.
@@ -28,12 +35,14 @@ class AIAgent:
     process.
     """
 
-    def __init__(self, **given: Unpack[AgentParameters]) -> None:
+    def __init__(self, *by_position: Never, **given: Unpack[AgentParameters]) -> None:
         """
         Raises:
-            TypeError: a parameter does not exist.
+            TypeError: a parameter does not exist, or is not given by name.
             SettingsError, ToolsetError: a setting cannot be used.
         """
+        if by_position:
+            raise TypeError("AIAgent() takes its parameters by name: AIAgent(base_url=..., model=...)")
         self._settings: AgentSettings = read_parameters(given)
         self._given = self._settings.given
         self.session_id = self._given.get("session_id") or f"{datetime.now():%Y%m%d_%H%M%S}_{uuid.uuid4().hex[:6]}"
@@ -57,6 +66,12 @@ class AIAgent:
         self._running = self._interrupted = False
         self._interrupted_by: str | None = None
         self._end = weakref.finalize(self, _close, self._thread, self._resources)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            instead = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise AttributeError(f"AIAgent has no attribute {name!r}{instead}", name=name, obj=self)
 
     @property
     def model(self) -> str:
