@@ -107,6 +107,9 @@ class Parser(argparse.ArgumentParser):
         near = _close_flags(unknown, of_section, cutoff=0.8) or _close_flags(unknown, flags)
         all_of_them = getattr(command, "lists_all", "--help")
         hint = f"did you mean {' or '.join(near)}?" if near else f"{all_of_them} lists all of them"
+        file, _, verb = command.prog.rpartition(" ")
+        if verb in COMMANDS and not unknown.startswith("--"):  # of a file that runs itself
+            hint = f"short flags are those of `lachesis {verb} {file}`; {hint}"
         command.error(f"unknown setting {unknown}; {hint}")
 
 

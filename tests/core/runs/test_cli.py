@@ -291,6 +291,16 @@ def test_several_servers_with_weights_come_from_the_file(tmp_path: Path) -> None
 # What is wrong, and where.
 
 
+def test_a_short_flag_of_a_file_that_runs_itself_names_the_command_that_has_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for prog, hint in (None, "short flags are those of `lachesis process "), ("lachesis audit", "`lachesis "):
+        with pytest.raises(SystemExit) as raised:
+            cli.read_settings(Tuned, ["process", "-o", "x"], prog=prog)
+        assert raised.value.code == 2
+        assert f"unknown setting -o; {hint}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
