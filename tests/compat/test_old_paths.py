@@ -172,6 +172,16 @@ def test_parsers_give_the_old_pair_and_an_unknown_one_is_a_key_error() -> None:
     assert "known: " in str(raised.value) and not str(raised.value).startswith('"')
 
 
+def test_there_is_nothing_to_clean_up_where_no_run_is_open(tmp_path: Path) -> None:
+    program = """
+import lachesis
+from tools.browser_tool import cleanup_browser
+from tools.terminal_tool import cleanup_all_environments, cleanup_vm
+print(cleanup_vm("x"), cleanup_browser("x"), cleanup_all_environments())
+"""
+    assert run(program, tmp_path).strip() == "None None 0"
+
+
 def test_tools_and_toolsets_are_listed_with_what_they_lack(tmp_path: Path) -> None:
     program = """
 import lachesis, toolsets

@@ -12,12 +12,18 @@ from lachesis_tools import BUILTIN_TOOLS, ToolRegistry
 T = TypeVar("T")
 
 
+def run_if_open(task_id: str = "") -> OpenRun | None:
+    """The run that a task belongs to, if there is one."""
+    try:
+        return open_run(task_id)
+    except NoOpenRun:
+        return None
+
+
 def registry_in_use() -> ToolRegistry:
     """The tools of the open run; the built-in ones where none is open."""
-    try:
-        return open_run().registry
-    except NoOpenRun:
-        return BUILTIN_TOOLS
+    run = run_if_open()
+    return BUILTIN_TOOLS if run is None else run.registry
 
 
 def missing(toolset: str) -> dict[str, str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from lachesis.loop.open_runs import open_run
-from lachesis_compat.in_run import begun
+from lachesis_compat.in_run import begun, run_if_open
 from lachesis_compat.modules.model_tools import handle_function_call
 from lachesis_tools.browser import Browser
 from lachesis_tools.browser import check_browser_requirements as _reason
@@ -17,9 +16,9 @@ def check_browser_requirements() -> bool:
 
 
 def cleanup_browser(task_id: str) -> None:
-    """End the browser of a task; its sandbox stays. On the event loop it ends soon after."""
-    run = open_run(task_id)
-    if task_id in run.sessions and not (session := run.sessions.get(task_id)).closed:
+    """End the browser of a task, if it has one; its sandbox stays. On the event loop it ends soon after."""
+    run = run_if_open(task_id)
+    if run is not None and task_id in run.sessions and not (session := run.sessions.get(task_id)).closed:
         begun(run, session.state(Browser).close())
 
 

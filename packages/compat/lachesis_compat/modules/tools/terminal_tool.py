@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lachesis.loop.open_runs import open_run
-from lachesis_compat.in_run import begun, missing
+from lachesis_compat.in_run import begun, missing, run_if_open
 from lachesis_compat.modules.model_tools import handle_function_call
 from lachesis_tools import ToolSession
 
@@ -63,15 +63,18 @@ def get_active_env(task_id: str) -> ToolSession | None:
 
 
 def cleanup_vm(task_id: str) -> None:
-    """Remove the sandbox of a task. On the event loop it is removed soon after; the end of the run waits for it."""
-    run = open_run(task_id)
-    if task_id in run.sessions:
+    """Remove the sandbox of a task, if it has one. On the event loop it is removed soon after; the end of the run waits
+    for it."""
+    run = run_if_open(task_id)
+    if run is not None and task_id in run.sessions:
         begun(run, run.sessions.close(task_id))
 
 
 def cleanup_all_environments() -> int:
     """Remove the sandboxes of all tasks that were made by hand; the run's own rollouts keep theirs. Their number."""
-    run = open_run()
+    run = run_if_open()
+    if run is None:
+        return 0
     own = [task_id for task_id in run.by_hand if task_id in run.sessions]
     for task_id in own:
         begun(run, run.sessions.close(task_id))
