@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.result import ToolError
-from lachesis_compat.agent_result import AgentResult
+from lachesis_compat.agent_result import AgentResultOfMessages as AgentResult
 
 __all__ = ["AgentResult", "HermesAgentLoop", "ToolError", "resize_tool_pool"]
 

@@ -17,7 +17,7 @@ class _OfAnyLoop(type):
         return isinstance(instance, result.AgentResult)
 
 
-class AgentResult(result.AgentResult, metaclass=_OfAnyLoop):
+class AgentResultOfMessages(result.AgentResult, metaclass=_OfAnyLoop):
     """The result of any loop is one. Raises `MessageError` for messages that are not those of a conversation."""
 
     __slots__ = ()
