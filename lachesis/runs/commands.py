@@ -37,7 +37,7 @@ from lachesis.runs.own_code import code_of
 from lachesis.runs.own_place import own_place
 from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
 from lachesis.runs.prose import print_prose
-from lachesis.runs.reference_policy import ReferencePolicy
+from lachesis.runs.reference_policy import player_of
 from lachesis.runs.results import RunFiles, RunResult, program
 from lachesis.runs.run_folder import data_folder, unused
 from lachesis.settings.chosen import is_chosen
@@ -101,12 +101,14 @@ async def process(env: Environment, *, hold_out: bool = False) -> RunResult:
 async def evaluate_alone(env: Environment) -> Any:
     """`evaluate` as a command: whatever the environment's own method returns. Raises as `own_evaluation`."""
     folder = env.config.data_dir_to_save_evals
-    if folder is not None and env.evaluates_itself and Path(folder, "metrics.json").exists():
-        env.config.data_dir_to_save_evals = str(unused(Path(folder)))
-        note(env.console, f"{folder} contains another evaluation; this one is in {env.config.data_dir_to_save_evals}")
     if folder is not None and env.evaluates_itself:
         from lachesis.runs.own_figures import write_settings
 
+        if Path(folder, "metrics.json").exists():
+            env.config.data_dir_to_save_evals = str(unused(Path(folder)))
+            note(
+                env.console, f"{folder} contains another evaluation; this one is in {env.config.data_dir_to_save_evals}"
+            )
         write_settings(env.config, env.server_configs)
     async with tracking(env, "evaluate"), env.running():
         return await own_evaluation(env)
@@ -199,11 +201,10 @@ def _choose_temperature(env: Environment) -> None:
         config.eval_temperature = config.agent_temperature
     said = f"{config.eval_samples} samples of each item, at temperature {config.eval_temperature:g}"
     if not config.eval_temperature:
-        line = f"note: {said}, at which they are mostly identical; --env.eval_temperature sets it"
-        print_prose(env.console, line, style="yellow")
+        said = f"note: {said}, at which they are mostly identical; --env.eval_temperature sets it"
+        print_prose(env.console, said, style="yellow")
     elif not chosen:
-        line = f"{said} (env.agent_temperature; --env.eval_temperature sets it)"
-        print_prose(env.console, line)
+        print_prose(env.console, f"{said} (env.agent_temperature; --env.eval_temperature sets it)")
 
 
 async def _into_files(
@@ -246,7 +247,7 @@ async def _into_files(
     sink = FileSink(
         files,
         environment=env.run_name,
-        model=_player_of(env),
+        model=player_of(env.server, env.server_configs),
         settings=settings,
         total=total,
         workers=workers,
@@ -342,19 +343,14 @@ async def serve(env: Environment, *, hold_out: bool) -> Any:
     try:
         run = MODES.load("serve")
     except UnknownPlugin as error:
-        raise SettingsError(
-            "`serve` is in the package lachesis-train. Next step: pip install lachesis-train"
-        ) from error
+        raise SettingsError("`serve` needs lachesis-train. Next step: pip install lachesis-train") from error
     return await run(env, hold_out=hold_out)
 
 
 def record_of(env: Environment, group: PlayedGroup, *, with_samples: bool = True) -> dict[str, Any]:
-    return group_record(group, environment=env.run_name, model=_player_of(env), with_samples=with_samples)
-
-
-def _player_of(env: Environment) -> str:
-    """Who answers, for records: a warm start has the reference policy in the place of the model that it is named."""
-    return describe([env.server.config] if isinstance(env.server, ReferencePolicy) else env.server_configs)
+    return group_record(
+        group, environment=env.run_name, model=player_of(env.server, env.server_configs), with_samples=with_samples
+    )
 
 
 def about_content(env: Environment, *, evaluation: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, Unpack
 import orjson
 
 from backends.errors import SettingsError
-from lachesis.settings.server_settings import REFERENCE, ServerConfig, ServerConfigError
+from lachesis.settings.server_settings import REFERENCE, ServerConfig, ServerConfigError, describe
 from lachesis.tracebacks import explained
 from lachesis_client.chat_options import AnswerTimes, ChatOptions, Split, check_arguments
 from lachesis_client.errors import RequestRejected, ServerUnavailable
@@ -169,6 +169,11 @@ class ReferencePolicy(MessageServer):
 
     async def close(self) -> None:
         """Without effect."""
+
+
+def player_of(server: object, configs: Sequence[ServerConfig]) -> str:
+    """Who answers, for records: a warm start has the reference policy in the place of the model that `configs` name."""
+    return describe([server.config] if isinstance(server, ReferencePolicy) else configs)
 
 
 def _as_requested(messages: Sequence[Message | Mapping[str, Any]]) -> list[dict[str, Any]]:
