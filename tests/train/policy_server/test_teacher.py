@@ -59,7 +59,9 @@ async def test_a_teacher_that_is_away_fails_the_step_and_not_the_run() -> None:
 
 
 @asynccontextmanager
-async def speaking(logprobs: Callable[[list[int]], Any], said: list[str], status: int = 200) -> AsyncIterator[Teacher]:
+async def speaking(
+    logprobs: Callable[[list[int]], Any], said: list[str], status: int = 200, choices: int = 1
+) -> AsyncIterator[Teacher]:
     """A teacher that knows one route, which takes ids only."""
 
     async def completions(request: web.Request) -> web.Response:
@@ -67,7 +69,7 @@ async def speaking(logprobs: Callable[[list[int]], Any], said: list[str], status
         if status != 200 or isinstance(body["prompt"], str):
             return web.json_response({"error": {"message": "not this"}}, status=max(status, 400))
         choice = {"index": 0, "text": "a", "finish_reason": "length", "prompt_logprobs": logprobs(body["prompt"])}
-        return web.json_response({"choices": [choice], "usage": {"prompt_tokens": len(body["prompt"])}})
+        return web.json_response({"choices": [choice] * choices, "usage": {"prompt_tokens": len(body["prompt"])}})
 
     app = web.Application()
     app.router.add_post("/v1/completions", completions)
@@ -114,6 +116,19 @@ async def test_a_token_without_a_logprob_fails_the_step() -> None:
     async with speaking(lambda ids: [None, None, *({str(token): {"logprob": -1.0}} for token in ids[2:])], []) as one:
         with pytest.raises(TrainingEngineError, match="some missing"):
             await one.logprobs([[1, 2, 3]])
+
+
+@pytest.mark.parametrize("value", [0.5, True, "-1.0"])
+async def test_what_is_no_logprob_fails_the_step(value: Any) -> None:
+    async with speaking(lambda ids: [None, *({str(token): {"logprob": value}} for token in ids[1:])], []) as teacher:
+        with pytest.raises(TrainingEngineError, match="is no logprob"):
+            await teacher.logprobs([[1, 2, 3]])
+
+
+async def test_an_answer_without_choices_fails_the_step() -> None:
+    async with speaking(lambda _: None, [], choices=0) as teacher:
+        with pytest.raises(TrainingEngineError, match="were requested and none came"):
+            await teacher.logprobs([[1, 2, 3]])
 
 
 async def test_a_teacher_that_refuses_a_sequence_ends_the_run_at_once() -> None:

@@ -9,6 +9,7 @@ from lachesis_client.chat_format import cached_tokens
 from lachesis_client.errors import BadResponse
 from lachesis_client.sampling import LogprobsKind, Sampling
 from lachesis_tokens.engines.base import REPLAY, Generation, PromptLogprobs
+from lachesis_tokens.engines.checks import ROUNDING
 from lachesis_tokens.engines.http_engine import (
     SingleRequestEngine,
     ids_or_none,
@@ -153,7 +154,7 @@ class VLLMCompletions(VLLMEngine):
             "stream": False,
         }
         answer = await self.send(self.url, payload, max_retries=max_retries)
-        choice = self.choices(answer.body)[0]
+        choice, *_ = self.choices(answer.body) or [{}]
         self.check_prompt(prompt, choice.get("prompt_token_ids"), prompt_length(answer.body.get("usage")))
         listed = choice.get("prompt_logprobs")
         if not isinstance(listed, list) or len(listed) != len(prompt):
@@ -167,7 +168,7 @@ class VLLMCompletions(VLLMEngine):
         if entry is None:
             return []
         try:
-            scores = {int(name): float(value["logprob"]) for name, value in entry.items()}  # type: ignore[attr-defined]
+            scores = {int(name): _logprob(value["logprob"]) for name, value in entry.items()}  # type: ignore[attr-defined]
             return [(token, scores.pop(token)), *sorted(scores.items(), key=lambda score: -score[1])]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BadResponse(self.base_url, f"an entry of prompt_logprobs cannot be read: {error!r}") from error
@@ -190,6 +191,12 @@ def sampling_params(sampling: Sampling, n: int) -> dict[str, Any]:
     """vLLM's names, with one logprob a token. top_k -1 is off in every version, 0 only in newer ones."""
     params = {**sampling.parameters(), "top_k": sampling.top_k or -1}
     return {"n": n, **params, "logprobs": 0, "skip_special_tokens": False}
+
+
+def _logprob(value: object) -> float:
+    if type(value) not in (int, float) or value > ROUNDING:  # type: ignore[operator]
+        raise ValueError(f"{value!r} is no logprob")
+    return min(float(value), 0.0)  # type: ignore[arg-type]
 
 
 def id_in(token: object) -> object:
