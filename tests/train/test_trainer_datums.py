@@ -24,6 +24,7 @@ from lachesis_tokens.samples.group_shapes import (
     group_digest,
 )
 from lachesis_tokens.samples.samples import samples
+from lachesis_train.curves.estimators import LARGEST_LOG_RATIO
 from lachesis_train.curves.metrics import step_metrics
 from lachesis_train.curves.records import StepRecord
 from lachesis_train.trainer.checked import Refusal
@@ -262,12 +263,25 @@ def test_the_penalty_lowers_what_the_base_model_finds_unlikely_and_keeps_the_mea
     batch = prepare([body([rollout("a", 1), rollout("b", 0)])], TrainingSettings())
     base = [[math.nan, *[-0.5] * 9], [math.nan, *[-1.5] * 9]]
     before = [each.advantages for each in batch.samples]
-    mean = penalise_divergence(batch, base, 0.1)
+    mean, _ = penalise_divergence(batch, base, 0.1)
     sampled = np.array([-0.25, -0.5, -0.75, -0.25, -0.5])
     assert mean == pytest.approx(np.mean(np.concatenate([sampled + 0.5, sampled + 1.5])))
     changes = [each.advantages - old for each, old in zip(batch.samples, before, strict=True)]
     assert changes[0] == pytest.approx(-0.1 * (sampled + 0.5 - mean))
     assert float(np.sum(np.concatenate(changes))) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_one_impossible_token_moves_no_other_one_and_is_counted() -> None:
+    batch = prepare([body([rollout("a", 1), rollout("b", 0)])], TrainingSettings())
+    before, first = [each.advantages for each in batch.samples], int(batch.samples[0].sample.trained[0])
+    other = [[-0.5] * 10, [math.nan, *[-0.5] * 9]]
+    other[0][first - 1], other[0][first] = -9999.0, -9999.0  # the former is not trained
+    mean, impossible = penalise_divergence(batch, other, 1.0)
+    assert impossible == 1
+    assert mean == pytest.approx(2.0, abs=0.1)
+    changes = [each.advantages - old for each, old in zip(batch.samples, before, strict=True)]
+    assert changes[0][0] == pytest.approx(mean - LARGEST_LOG_RATIO)
+    assert max(map(max, changes)) < 2.5
 
 
 @settings(UNTIMED, max_examples=some(40))
@@ -291,17 +305,17 @@ def test_groups_without_a_signal_are_trained_for_the_penalty_alone(
     if coefficient:
         penalise_divergence(batch, [each.tolist() for each in base], coefficient)
         assert not batch.skipped and len(batch.samples) == sum(len(each.samples) for group in played for each in group)
-    differences = [
-        each.sample.logprobs[at] - of_base[place]
-        for each, of_base in zip(batch.samples, base, strict=True)
+    differences = {
+        (number, at): min(20.0, max(-20.0, each.sample.logprobs[at] - of_base[place]))
+        for number, (each, of_base) in enumerate(zip(batch.samples, base, strict=True))
         for at, place in enumerate(each.sample.trained)
-    ]
+    }
     tokens = {
         (number, each.rollout_id): sum(sample.trained for sample in each.samples)
         for number, group in enumerate(played)
         for each in group
     }
-    for each, of_base in zip(batch.samples, base, strict=True):
+    for number, each in enumerate(batch.samples):
         rewards = [rollout.reward or 0.0 for rollout in played[each.group]]
         (reward,) = (mine.reward for mine in played[each.group] if mine.rollout_id == each.sample.rollout)
         divisor = float(sum(tokens.values()))
@@ -310,7 +324,7 @@ def test_groups_without_a_signal_are_trained_for_the_penalty_alone(
         given_advantages = np.asarray(each.datum().inputs["advantages"], np.float64)
         wanted = np.zeros(len(each.sample.tokens) - 1)
         for at, place in enumerate(each.sample.trained):
-            penalty = coefficient * (each.sample.logprobs[at] - of_base[place] - np.mean(differences))
+            penalty = coefficient * (differences[number, at] - np.mean([*differences.values()]))
             wanted[place - 1] = ((reward or 0.0) - np.mean(rewards) - penalty) / divisor
         assert given_advantages == pytest.approx(wanted, rel=1e-5, abs=1e-7)
 
@@ -360,7 +374,7 @@ def test_the_divergence_is_added_to_the_advantage_of_each_token(
     batch = prepare([group], TrainingSettings(kl_penalty=0.1))
     before = [each.advantages.copy() for each in batch.samples]
     teacher = [[math.nan, *(-5 * rng.random() for _ in each.sample.tokens[1:])] for each in batch.samples]
-    mean = penalise_divergence(batch, teacher, weight, reward_weight)
+    mean, _ = penalise_divergence(batch, teacher, weight, reward_weight)
     divergences = []
     for each, earlier, of_teacher in zip(batch.samples, before, teacher, strict=True):
         for at, place in enumerate(each.sample.trained):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from lachesis_messages.errors import MISSHAPEN
 from lachesis_tokens.prompts.vocabulary import ANY_ROW
 from lachesis_tokens.samples.advantages import LossAverage, rollout_advantages, spread
+from lachesis_train.curves.estimators import LARGEST_LOG_RATIO
 from lachesis_train.curves.records import SOUND, GroupRecord, SampleRecord
 from lachesis_train.curves.rollouts import certificate_of, override_of
 from lachesis_train.tinker_sdk import Datum
@@ -174,13 +175,14 @@ def prepare(
 
 def penalise_divergence(
     batch: PreparedBatch, other: Sequence[Sequence[float]], coefficient: float, reward_weight: float = 1.0
-) -> float:
+) -> tuple[float, int]:
     """Subtract a KL penalty against another model, the base model or a teacher, from the advantages; returns the mean
-    difference of the logprobs, in nats.
+    difference of the logprobs, in nats, and the number of tokens whose difference was cut.
 
     The penalty of a token is `coefficient` times how much likelier the sampler found it than the other model, minus
     the mean of that over the batch, which keeps the advantages centred. Of a group without a signal it is all of the
-    advantage.
+    advantage. Differences are cut to `LARGEST_LOG_RATIO`: a -9999 for minus infinity would outweigh all other tokens,
+    and through the mean push each of them up.
 
     Args:
         other: the other model's logprobs of all tokens of each sample.
@@ -191,10 +193,12 @@ def penalise_divergence(
         for each, of_other in zip(batch.samples, other, strict=True)
     ]
     count = sum(each.size for each in differences)
+    cut = sum(int((abs(each) > LARGEST_LOG_RATIO).sum()) for each in differences)
+    differences = [each.clip(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO) for each in differences]
     mean = math.fsum(float(each.sum()) for each in differences) / count if count else 0.0
     for each, difference in zip(batch.samples, differences, strict=True):
         each.advantages = reward_weight * each.advantages - coefficient * (difference - mean)
-    return mean
+    return mean, cut
 
 
 def with_signal(batch: PreparedBatch) -> PreparedBatch:

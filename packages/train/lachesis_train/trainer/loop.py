@@ -155,10 +155,11 @@ class Trainer(EngineRun):
         if prepared.samples:
             if self._teacher is not None:
                 with seconds("teacher_logprobs"):
-                    figures["teacher_divergence"] = await self._distil(prepared, self._teacher)
+                    found = await self._distil(prepared, self._teacher)
+                figures["teacher_divergence"], figures["impossible_tokens_of_teacher"] = found
             if self._base is not None:
                 with seconds("base_logprobs"):
-                    await self._alive(self._penalise(prepared))
+                    figures["impossible_tokens_of_base"] = await self._alive(self._penalise(prepared))
             prepared = with_signal(prepared)
         if prepared.samples:
             with seconds("train"), _naming(batch, prepared.new_ids):
@@ -217,7 +218,7 @@ class Trainer(EngineRun):
                 f"one for: {refused[0][1]}"
             )
 
-    async def _penalise(self, prepared: PreparedBatch) -> None:
+    async def _penalise(self, prepared: PreparedBatch) -> int:
         base, places = self._base, asyncio.Semaphore(_BASE_AT_ONCE)
         assert base is not None
 
@@ -226,9 +227,9 @@ class Trainer(EngineRun):
                 return await base.logprobs(ids)
 
         found = await run_all(logprobs(list(each.sample.tokens)) for each in prepared.samples)
-        penalise_divergence(prepared, found, self._settings.training.kl_penalty)
+        return penalise_divergence(prepared, found, self._settings.training.kl_penalty)[1]
 
-    async def _distil(self, prepared: PreparedBatch, teacher: Teacher) -> float:
+    async def _distil(self, prepared: PreparedBatch, teacher: Teacher) -> tuple[float, int]:
         found = await teacher.logprobs([each.sample.tokens for each in prepared.samples])
         training = self._settings.training
         return penalise_divergence(prepared, found, training.teacher_weight, training.reward_weight)
