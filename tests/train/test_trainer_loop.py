@@ -330,6 +330,32 @@ async def test_a_teacher_that_is_away_is_asked_again_with_the_same_weights(run_a
         assert sum("ask the teacher" in text and "checkpoint" not in text for text in at.said) == 2
 
 
+class Hangs:
+    """A teacher that never answers; the run is asked to stop meanwhile."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self.stop = stop
+
+    async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        self.stop.set()
+        return await asyncio.Future()
+
+
+async def test_a_run_that_is_asked_to_stop_does_not_wait_for_its_teacher() -> None:
+    async with world() as at:
+        await at.post(group(0))
+        running = at.trainer(num_steps=1, teacher_url="http://127.0.0.1:9/v1")
+        running._teacher = Hangs(running._stop)  # type: ignore[assignment]
+        async with asyncio.timeout(20):
+            assert await running.run() == 0
+        assert not at.engine.weights
+        again = at.trainer(num_steps=1, teacher_url="http://127.0.0.1:9/v1")
+        again._teacher = AwayTwice()  # type: ignore[assignment]
+        assert await again.run() == 1, "the same batch"
+        (line,) = read_lines(at.folder / "metrics.jsonl")
+        assert (line["train/samples"], line["train/impossible_tokens_of_teacher"]) == (2, 0)
+
+
 async def test_sequences_beyond_a_ratio_are_left_out_of_the_step_and_counted() -> None:
     """The sampler's logprobs are -0.5; those of the engine rise by 0.1 with each step that trains."""
     async with world() as at:

@@ -155,7 +155,9 @@ class Trainer(EngineRun):
         if prepared.samples:
             if self._teacher is not None:
                 with seconds("teacher_logprobs"):
-                    found = await self._distil(prepared, self._teacher)
+                    found = await self._unless_stopped(self._distil(prepared, self._teacher))
+                if found is None:  # nothing is trained yet, and the batch comes again
+                    return False
                 figures["teacher_divergence"], figures["impossible_tokens_of_teacher"] = found
             if self._base is not None:
                 with seconds("base_logprobs"):
