@@ -21,6 +21,7 @@ from rich.console import Console
 import environments.hermes_base_env
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.settings.server_settings import ServerConfig
+from tests.support.pictures import image, text
 from tests.support.scripted_server import Answer, ScriptedServer, call, say
 
 Env = TypeVar("Env", bound=HermesAgentBaseEnv)
@@ -45,6 +46,19 @@ class SortWords(HermesAgentBaseEnv):
     async def compute_reward(self, item, result, ctx):
         written = await ctx.read_file("sorted.txt")
         return float(written.split() == sorted(item.split()))
+
+
+class Shows(SortWords):
+    """Its prompt has an image. The second rollout of an item is the best."""
+
+    name = "shows"
+    max_agent_turns = 1
+
+    def format_prompt(self, item):
+        return [text("What is on "), image(56, 28), text("this?")]
+
+    async def compute_reward(self, item, result, ctx):
+        return float(ctx.task_id.rsplit("-", 3)[1] == "1")
 
 
 class OldSortWords(SortWords, environments.hermes_base_env.HermesAgentBaseEnv):

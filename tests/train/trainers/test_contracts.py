@@ -23,11 +23,12 @@ from pydantic import BaseModel, ConfigDict
 from lachesis_client.client_settings import ServerSettings
 from lachesis_testing.fake_server import FakeServer
 from lachesis_tokens.engines.sglang import SGLangEngine
-from lachesis_train import BranchedRollout, SettingsDisagree, UnscoredRollout
+from lachesis_train import BranchedRollout, RejectedRollout, SettingsDisagree, UnscoredRollout
 from lachesis_train.trainers import slime
 from lachesis_train.trainers.called import CalledEnvironment
 from lachesis_train.trainers.rows import row_of
 from lachesis_train.trainers.verl import LachesisLoop
+from tests.support.small_envs import Shows
 from tests.support.trainer_cases import CASES, Cases, SlimeSample, Speaks, VerlClient, Weights, columns
 from tests.train.trainers.test_skyrl import SAMPLING, SETTINGS, batch, generator
 
@@ -479,3 +480,14 @@ def types(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("verl", "verl.experimental", "verl.experimental.agent_loop"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, made.__name__, made)
+
+
+async def test_a_rollout_with_images_for_which_rows_have_no_place_is_refused_by_name() -> None:
+    async with FakeServer(lambda ask: f"I see {len(ask.call.images)}.", images=True) as model:
+        engine = SGLangEngine(ServerSettings(base_url=model.base_url, model_name="fake"))
+        made = CalledEnvironment(Shows, engine, tokenizer=model.tokenizer, settings=SETTINGS)
+        (rollout,) = await made.play("an item")
+        with pytest.raises(RejectedRollout, match=f"rollout {rollout.rollout_id} .*it has images"):
+            await made.rows(rollout)
+        assert len(await made.rows(rollout, evaluation=True)) == 1
+        await asyncio.to_thread(made.close)

@@ -10,13 +10,13 @@ from lachesis_messages.tokens import MASKED
 from lachesis_tokens.samples.advantages import LossAverage, token_advantages
 from lachesis_tokens.samples.samples import TokenSample
 from lachesis_tokens.samples.verification import verify
+from lachesis_train.trainers.rows import not_written
 
 FIELDS: Final = (
     *("token_ids", "mask", "logprobs", "temperatures", "env_name", "ref_logprobs", "mm_kwargs", "routed_experts"),
     *("mm_token_type_ids", "rl_weights", "ce_weights", "ref_kl_weights", "advantages"),
 )
 """In the order of the wire, where they have no names. Later versions only append."""
-_NOT_WRITTEN: Final = ("images", "experts", "sampling_mask")
 
 
 def training_samples(
@@ -33,8 +33,7 @@ def training_samples(
     tokens: Counter[str] = Counter()
     for sample, _ in kept:
         tokens[sample.rollout_id] += sample.trained
-        found = [f"it has {name}, which are not written" for name in _NOT_WRITTEN if getattr(sample, name)]
-        if reasons := found or verify(sample):
+        if reasons := not_written(sample) or verify(sample):
             raise ValueError(f"sample {sample.index} of rollout {sample.rollout_id}: {'; '.join(reasons)}")
     mean = tokens.total() / len(tokens) if tokens else 0.0
     rows = []

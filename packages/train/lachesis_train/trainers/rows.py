@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 OnBranches: TypeAlias = Literal["error", "last", "longest"]
 """What happens to a rollout of several samples where a trainer takes one row a rollout: the training stops, or one of
 the samples is trained: that in which the conversation ended, or that with the most sampled tokens."""
+_NOT_WRITTEN: Final = ("images", "experts", "sampling_mask")
 _SPLITS: Final = {"last": SplitRollouts.FINAL, "longest": SplitRollouts.LONGEST, None: SplitRollouts.ALL}
 
 
@@ -49,7 +50,7 @@ class UnscoredRollout(LachesisError):
 
 
 class RejectedRollout(LachesisError):
-    """A sample does not pass its verification, so nothing of the rollout may be trained."""
+    """A sample does not pass its verification, or has what no row holds, so nothing of the rollout may be trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,20 @@ class Row:
     """Samples of the rollout, without discarded attempts."""
     undelivered: int = 0
     """Sampled tokens of the rollout that no row of it trains."""
+
+
+def not_written(sample: TokenSample) -> list[str]:
+    """What the sample has and no row of an adapter holds: without it, a trainer computes other logprobs."""
+    return [f"it has {name}, which are not written" for name in _NOT_WRITTEN if getattr(sample, name)]
+
+
+def refuse_not_written(rollout: Any, samples: Sequence[TokenSample]) -> None:
+    """Raise RejectedRollout for samples that rows hold only in part."""
+    if reasons := [reason for sample in samples for reason in not_written(sample)]:
+        raise RejectedRollout(
+            f"rollout {rollout.rollout_id} of item {rollout.item_key} cannot be trained here: {reasons[0]}; "
+            "leave them out, or use a trainer on the rollout API, which gets them"
+        )
 
 
 def count_calls(seen: RepairedCalls, rollouts: Sequence[Any], name: str) -> None:
@@ -106,7 +121,7 @@ def rows_of(
 
     Raises:
         BranchedRollout: it has several samples, and `on_branches` is "error".
-        RejectedRollout: a sample fails its verification.
+        RejectedRollout: a sample fails its verification, or has images, routed experts or sampling masks.
     """
     samples: Sequence[TokenSample] = rollout.samples
     found = [sample for sample in samples if not sample.discarded]
@@ -136,6 +151,7 @@ def rows_of(
             f"rollout {rollout.rollout_id} of item {rollout.item_key} cannot be trained ({group.reason.value}): "
             f"{group.detail}"
         )
+    refuse_not_written(rollout, group.samples)
     left = samples[0].sampled - group.delivered
     return [Row(*_cut(sample), float(rollout.reward), sample, len(found), left) for sample in group.samples]
 

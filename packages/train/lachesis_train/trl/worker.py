@@ -33,7 +33,7 @@ from lachesis_tokens.server.token_server import TokenServer
 from lachesis_train.trainers.agreement import SettingsDisagree, use_temperature
 from lachesis_train.trainers.env_thread import EnvThread
 from lachesis_train.trainers.items import environment_of
-from lachesis_train.trainers.rows import call_figures, count_calls
+from lachesis_train.trainers.rows import call_figures, count_calls, refuse_not_written
 from lachesis_train.trl.items import DrawnKeys, parted
 from lachesis_train.trl.trainer_settings import require_trl
 
@@ -241,6 +241,7 @@ class LachesisRolloutWorker:
         rows = []
         for sample in group.samples:
             rollout, advantage = by_id[sample.rollout_id]
+            refuse_not_written(rollout, [sample])
             prompt, said = parted(rollout.result)
             mask = np.asarray(sample.masks, dtype=np.int64) != MASKED
             rows.append(

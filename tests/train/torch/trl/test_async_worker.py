@@ -30,6 +30,7 @@ from lachesis import HermesAgentBaseEnv
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_testing.fake_server import FakeServer, ToolUser
 from lachesis_train import LachesisRolloutWorker, SettingsDisagree
+from tests.support.small_envs import Shows
 from tests.support.training_runs import with_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -184,6 +185,16 @@ async def test_a_model_server_that_dies_ends_the_worker_and_not_a_score(tmp_path
     await asyncio.to_thread(worker.stop)
     rest = [worker.rollout_buffer.get_nowait() for _ in range(worker.rollout_buffer.qsize())]
     assert all(0 < row.metrics["reward"] < 1 for row in rest)
+
+
+async def test_images_for_which_rows_have_no_place_end_the_worker_by_name(tmp_path: Path) -> None:
+    async with FakeServer(lambda ask: "I see.", images=True) as model:
+        server = with_tokens(model, tmp_path).model_copy(update={"engine": "vllm-generate"})
+        worker = LachesisRolloutWorker(Shows, args=config(tmp_path), settings=SETTINGS, servers=[server])
+        await asyncio.to_thread(worker.dataset, 1)
+        worker.start()
+        assert "it has images" in await unhealthy(worker, 60)
+        await asyncio.to_thread(worker.stop)
 
 
 async def test_a_blocked_event_loop_is_not_healthy(tmp_path: Path) -> None:
