@@ -23,7 +23,7 @@ from lachesis_messages.messages import FinishReason, Message, ToolCall
 from lachesis_messages.responses import ChatResponse
 from lachesis_messages.tokens import MASKED, TokenPrefix
 from lachesis_tokens.samples.samples import TokenSample
-from lachesis_train import BranchedRollout, RejectedRollout
+from lachesis_train import BranchedRollout, RejectedRollout, SettingsDisagree
 from lachesis_train.trainers.items import environment_of
 from lachesis_train.trainers.rows import call_figures, count_calls, row_of
 from lachesis_train.trl.items import DrawnKeys, parted
@@ -150,6 +150,22 @@ def test_a_setting_that_does_not_exist_is_an_error_that_names_the_nearest() -> N
     with pytest.raises(SettingsError, match=r".*: unknown setting env.max_agent_turn; did you mean max_agent_turns"):
         environment_of(SortWords, {"max_agent_turn": 2})
     assert environment_of(SortWords, {"max_agent_turns": 2}).config.max_agent_turns == 2
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"credit": "turn"},
+        {"soft_length_limit": 900},
+        {"item_sampling": "difficulty"},
+        {"discarded_attempts": "rollout", "split_rollouts": "all"},
+        {"discarded_attempts": -0.5, "split_rollouts": "all"},
+    ],
+)
+def test_a_setting_that_a_trainer_would_not_carry_out_is_refused_by_name(chosen: dict[str, Any]) -> None:
+    name, value = next(iter(chosen.items()))
+    with pytest.raises(SettingsDisagree, match=rf"env\.{name} is {value}, which has no effect with this trainer"):
+        environment_of(SortWords, chosen)
 
 
 def test_without_torch_the_error_says_what_to_install() -> None:

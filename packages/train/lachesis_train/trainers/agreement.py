@@ -24,7 +24,7 @@ _TAKEN: Final = ("temperature", "max_tokens", "max_new_tokens", "logprobs", "inc
 
 
 class SettingsDisagree(LachesisError, ValueError):
-    """A trainer's setting and one of the environment contradict each other, or a trainer's would have no effect."""
+    """A trainer's setting and one of the environment contradict each other, or one would have no effect."""
 
 
 def is_chosen(config: Any, name: str) -> bool:

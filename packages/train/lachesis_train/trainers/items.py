@@ -15,6 +15,7 @@ from lachesis.runs.command_line import reject_unknown
 from lachesis.runs.failures import UnusableSettings
 from lachesis.runs.group_player import plays_trees
 from lachesis.settings.hooks import of_hook
+from lachesis_train.trainers.agreement import SettingsDisagree
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +25,24 @@ NAME: Final = "lachesis"
 """What selects us in a row: SkyRL's `env_class`, verl's `agent_name`."""
 
 
-def environment_of(env: Any, settings: Mapping[str, Any] | None, servers: Sequence[Any] | None = None) -> Any:
+_OF_SERVE: Final = {"credit": ("rollout",), "soft_length_limit": (None,), "item_sampling": ("uniform",)}
+"""Settings that only `serve` carries out, and the value of each that leaves items, scores and advantages alone."""
+
+
+def environment_of(
+    env: Any,
+    settings: Mapping[str, Any] | None,
+    servers: Sequence[Any] | None = None,
+    *,
+    attempts: Sequence[str] = ("none",),
+) -> Any:
     """The environment: `env` itself, or one of that class with its own defaults, these settings and these servers.
 
-    `env` may also be the name or the place of a class, as `--env` of `lachesis train` takes it.
+    `env` may also be the name or the place of a class, as `--env` of `lachesis train` takes it. `attempts` are the
+    values of `env.discarded_attempts` that the caller carries out.
 
     Raises:
+        SettingsDisagree: a setting of it would have no effect.
         SettingsError: it has no such setting, or there is no such environment.
         UnusableSettings: its rollouts branch, and these trainers credit whole rollouts.
     """
@@ -39,6 +52,12 @@ def environment_of(env: Any, settings: Mapping[str, Any] | None, servers: Sequen
             f"{made.run_name}: this trainer gives all turns of a rollout one advantage, so its rollouts cannot branch: "
             "unset tree_at, or use lachesis train"
         )
+    for name, taken in {**_OF_SERVE, "discarded_attempts": attempts}.items():
+        if (value := getattr(made.config, name)) not in taken:
+            raise SettingsDisagree(
+                f"{made.run_name}: env.{name} is {value}, which has no effect with this trainer: set it to "
+                f"{taken[0] or 'null'}, or use lachesis train"
+            )
     return made
 
 

@@ -83,15 +83,10 @@ class LachesisRolloutWorker:
     ) -> None:
         require_trl()
         row_class = _row_class()
-        self.env = environment_of(env, settings, servers)
+        self.env = environment_of(env, settings, servers, attempts=("none", "rollout"))
         self.args = args
         config = self.env.config
         use_temperature(config, float(args.temperature), where="AsyncGRPOConfig")
-        if config.discarded_attempts not in ("none", "rollout"):
-            raise SettingsDisagree(
-                f"env.discarded_attempts is {config.discarded_attempts}; AsyncGRPOTrainer takes one advantage a "
-                "rollout: set it to none or rollout"
-            )
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(maxsize=max(0, args.queue_maxsize))
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self.repaired = RepairedCalls()

@@ -212,6 +212,8 @@ def test_what_cannot_be_trained_is_refused_at_the_begin(tmp_path: Path) -> None:
     with pytest.raises(SettingsDisagree, match="discarded_attempts"):
         penalty = {"discarded_attempts": -1.0, "split_rollouts": "all"}
         LachesisRolloutWorker(Tosses, args=config(tmp_path), settings=penalty)
+    attempts = {**SETTINGS, "discarded_attempts": "rollout", "split_rollouts": "all"}
+    assert LachesisRolloutWorker(Tosses, args=config(tmp_path), settings=attempts).env
     chat = LachesisRolloutWorker(
         Tosses, args=config(tmp_path), settings=SETTINGS, servers=[ServerConfig(base_url="http://127.0.0.1:9/v1")]
     )
