@@ -19,14 +19,18 @@ from lachesis_train.engine.model import UNEMBED, LoraSpec
 DTYPES: Final = {"float32": ("F32", "ALL_F32"), "float16": ("F16", "MOSTLY_F16"), "bfloat16": ("BF16", "MOSTLY_BF16")}
 """Names of torch, those of GGUF, and of files that have it."""
 ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
-"""Those of GGUF that can be written."""
+"""Those of GGUF that can be written. Files of Mistral models are of `llama`."""
+_EXACT: Final = ("F32", "F16", "BF16")
+_ROUNDING: Final = 0.005
+"""Share of the norm of a tensor that those of `_EXACT` may differ by."""
 
 
-def merged_model(folder: Path, checkpoints: Path, state: str) -> Any:
+def merged_model(folder: Path, checkpoints: Path, state: str, original: Path | None = None) -> Any:
     """The base model of `folder` in float32 with the weights of a checkpoint, on the CPU.
 
     Raises:
         RequestError: there is no such checkpoint below the folder `checkpoints`.
+        SettingsError: the GGUF file `original` is of another model than that of `folder`.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -34,6 +38,8 @@ def merged_model(folder: Path, checkpoints: Path, state: str) -> Any:
     disable_progress_bar()
     found, tensors = _read(folder, checkpoints, state)
     network: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True)
+    if original is not None:
+        _check_base(network, original)
     if found.full:
         set_parameters(dict(network.named_parameters()), tensors)
     else:
@@ -60,6 +66,30 @@ def _add(network: Any, tensors: Mapping[str, torch.Tensor], spec: LoraSpec) -> N
         network.get_submodule(name).weight += spec.alpha / spec.rank * second @ first
 
 
+def _opened(original: Path) -> tuple[Any, str]:
+    """A GGUF file and its architecture."""
+    import gguf
+
+    reader = gguf.GGUFReader(original)
+    kind = reader.fields["general.architecture"].contents()
+    if kind not in ARCHITECTURES:
+        raise SettingsError(f"{original} is of the architecture {kind}; those that can be written are {ARCHITECTURES}")
+    return reader, kind
+
+
+def _check_base(network: Any, original: Path) -> None:
+    """Compare a layer of the base model with that of its GGUF file, as far as it is not quantised."""
+    import gguf
+
+    reader, kind = _opened(original)
+    ours = _named(network, kind)
+    for each in reader.tensors:
+        if each.name.startswith("blk.0.") and each.tensor_type.name in _EXACT and each.name in ours:
+            values, own = gguf.quants.dequantize(each.data, each.tensor_type), ours[each.name]
+            if values.shape != own.shape or np.linalg.norm(values - own) > _ROUNDING * np.linalg.norm(own):
+                raise SettingsError(f"{original} is of another model: its {each.name} has other values or rows")
+
+
 def write_gguf(network: Any, tokenizer: Any, original: Path, file: Path, dtype: str) -> None:
     """Write a GGUF file: metadata and vocabulary of the base model's own, `original`, and the weights of `network`.
 
@@ -70,10 +100,7 @@ def write_gguf(network: Any, tokenizer: Any, original: Path, file: Path, dtype: 
     """
     import gguf
 
-    reader = gguf.GGUFReader(original)
-    kind = reader.fields["general.architecture"].contents()
-    if kind not in ARCHITECTURES:
-        raise SettingsError(f"{original} is of the architecture {kind}; those that can be written are {ARCHITECTURES}")
+    reader, kind = _opened(original)
     theirs = {each.name: each for each in reader.tensors}
     ours = _named(network, kind)
     for name, tensor in ours.items():
@@ -126,7 +153,7 @@ def write_gguf_adapter(folder: Path, checkpoints: Path, state: str, file: Path, 
         module, _, half = key.removesuffix(".weight").rpartition(".lora_")
         values = tensor.float().numpy()
         if half == "B":
-            values = _rotated(config, module, values)
+            values = _rotated(config, kind, module, values)
         writer.add_tensor(
             f"{names.get_name(module)}.weight.lora_{half.lower()}", gguf.quants.quantize(values, to), raw_dtype=to
         )
@@ -170,13 +197,13 @@ def _named(network: Any, kind: str) -> dict[str, np.ndarray]:
         name = names.get_name(key, try_suffixes=(".weight", ".bias"))
         if name is None:
             raise SettingsError(f"the GGUF file is of another model: {kind} has no {key}")
-        found[name] = _rotated(config, key, parameter.detach().float().numpy())
+        found[name] = _rotated(config, kind, key, parameter.detach().float().numpy())
     return found
 
 
-def _rotated(config: Any, key: str, values: np.ndarray) -> np.ndarray:
-    """The rows of a parameter in the order of llama.cpp."""
-    if config.model_type == "llama" and ".self_attn." in key and ("q_proj" in key or "k_proj" in key):
+def _rotated(config: Any, kind: str, key: str, values: np.ndarray) -> np.ndarray:
+    """The rows of a parameter in the order of llama.cpp, which is that of the GGUF's architecture `kind`."""
+    if kind == "llama" and ".self_attn." in key and ("q_proj" in key or "k_proj" in key):
         heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
         values = _interleaved(values, heads)
     return np.ascontiguousarray(values)

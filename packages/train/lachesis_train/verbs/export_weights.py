@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_gguf_adapter(*weights, part, given.dtype)
         elif original is not None:
             tokenizer = AutoTokenizer.from_pretrained(tokenizer_of(base))
-            write_gguf(merged_model(*weights), tokenizer, original, part, given.dtype)
+            write_gguf(merged_model(*weights, original), tokenizer, original, part, given.dtype)
         else:
             network, tokenizer = merged_model(*weights), AutoTokenizer.from_pretrained(tokenizer_of(base))
             network.to(dtype=getattr(torch, given.dtype)).save_pretrained(part)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -21,6 +22,8 @@ from lachesis_train.engine.export import write_gguf
 from lachesis_train.engine.model import FULL, LoraSpec, Model
 from lachesis_train.engine.training import TrainingModel, create_training_model, forward_backward, optim_step
 from lachesis_train.trainer.checkpoints import Checkpoint
+from tests.support.gguf_writer import llama_metadata, llama_tensors
+from tests.support.gguf_writer import write_gguf as write_file
 from tests.support.training_models import changed_adapter
 from tests.train.torch.engine.test_losses import batch
 
@@ -52,6 +55,10 @@ def saved(model: Model, trained: TrainingModel, run_dir: Path, base: str) -> Pat
 def logprobs(network: Any, ids: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         return network(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1)
+
+
+def weights_of(network: Any) -> dict[str, Any]:
+    return {name: tensor.float().numpy() for name, tensor in network.state_dict().items()}
 
 
 @pytest.fixture
@@ -138,6 +145,37 @@ def test_an_adapter_that_llama_cpp_cannot_load_is_not_written(
     assert main(["export", "--run-dir", str(run_dir), "--to", str(tmp_path / to), "--adapter"]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / to).exists()
+
+
+@pytest.mark.parametrize("rows", ["of llama.cpp", "of transformers"])
+def test_a_mistral_model_has_the_rows_of_its_gguf_file_and_a_file_with_others_is_refused(
+    folder: Path, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, MistralForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = MistralConfig(vocab_size=len(tokenizer), num_key_value_heads=2, head_dim=16, **shape)
+    torch.manual_seed(1)
+    network, base = MistralForCausalLM(config), tmp_path / "mistral"
+    network.save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    tensors = llama_tensors(weights_of(network), config)
+    if rows == "of transformers":
+        tensors["blk.0.attn_q.weight"] = weights_of(network)["model.layers.0.self_attn.q_proj.weight"]
+    original = write_file(tmp_path / "base.gguf", llama_metadata(config), tensors)
+    run_dir = saved(model := Model(base), adapter(model), tmp_path / "run", str(base))
+    to = tmp_path / "mine.gguf"
+    code = main(["export", "--run-dir", str(run_dir), "--to", str(to), "--gguf", str(original)])
+    if rows == "of transformers":
+        assert "another model: its blk.0.attn_q.weight has other" in " ".join(capsys.readouterr().err.split())
+        assert code == 2
+        return
+    assert main(["export", "--run-dir", str(run_dir), "--to", str(tmp_path / "mine")]) == code == 0
+    wanted = llama_tensors(weights_of(AutoModelForCausalLM.from_pretrained(tmp_path / "mine")), config)
+    found = {each.name: each.data for each in gguf.GGUFReader(to).tensors}
+    assert found.keys() == wanted.keys()
+    assert all(np.abs(found[name] - wanted[name]).max() < 1e-6 for name in wanted)
 
 
 @pytest.mark.model
