@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lachesis_client.errors import ContextExhausted, ConversationRefused, NothingThere, RequestRejected
 from lachesis_client.finish_words import Ending, ending
-from lachesis_client.rejections import rejection
+from lachesis_client.rejections import names_no_part, rejection
 from lachesis_messages.messages import FinishReason
 
 FULL = {
@@ -177,6 +177,56 @@ def test_other_rejections_are_no_refusal_of_a_conversation(who: str) -> None:
     found = read(*NOT_REFUSED[who])
     assert not isinstance(found, ConversationRefused | ContextExhausted)
     assert isinstance(found, NothingThere) == (NOT_REFUSED[who][0] == 404)
+
+
+def shapes(said: str, param: str | None = None) -> dict[str, Any]:
+    """The body of a 400 with these words, as each server sends it."""
+    openai = {"message": said, "type": "invalid_request_error", "param": param, "code": None}
+    old = {"object": "error", "message": said, "type": "BadRequestError", "param": param, "code": 400}
+    wrapped = f"litellm.BadRequestError: OpenAIException - {json.dumps({'error': openai})}. Received Model Group=m\n"
+    raw = {"raw": json.dumps({"error": openai}), "provider_name": "Image Models"}
+    return {
+        "OpenAI": {"error": openai},
+        "vLLM": {"error": {"message": said, "type": "BadRequestError", "param": param, "code": 400}},
+        "vLLM before 0.10": old,
+        "SGLang": old,
+        "llama.cpp": {"error": {"code": 400, "message": said, "type": "invalid_request_error"}},
+        "Azure": {"error": {**openai, "status": 400}, "model": "m"},
+        "OpenRouter": {"error": {"message": "Provider returned error", "code": 400, "metadata": raw}, "user_id": "u"},
+        "LiteLLM": {"error": {**openai, "message": f"{wrapped}Available Model Group Fallbacks=None", "code": "400"}},
+        "no JSON object": said,
+    }
+
+
+@pytest.mark.parametrize("server", shapes(""))
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("Unterminated string starting at: line 1 column 10 (char 9)", True),
+        ("Could not process the request.", True),
+        ("Invalid schema for function 'f': [] is not of type 'object'.", False),
+        ("Invalid 'tools[0].function.name': string does not match pattern.", False),
+        ("The model `n` does not exist.", False),
+        ("temperature must be non-negative, got -1.0.", False),
+        ("max_tokens must be at least 1, got -5.", False),
+        ("[{'type': 'less_than_equal', 'loc': ('body', 'n'), 'msg': 'Input should be at most 2'}]", False),
+    ],
+)
+def test_whether_a_400_names_a_part_is_told_by_its_words_in_every_shape(server: str, said: str, expected: bool) -> None:
+    body = shapes(said)[server]
+    found = RequestRejected("s", 400, body if isinstance(body, str) else json.dumps(body))
+    assert names_no_part(found) is expected
+
+
+@pytest.mark.parametrize("server", ["OpenAI", "vLLM", "SGLang", "Azure", "OpenRouter", "LiteLLM"])
+def test_a_400_with_the_name_of_a_part_names_one_whatever_it_says(server: str) -> None:
+    assert not names_no_part(RequestRejected("s", 400, json.dumps(shapes("Invalid value.", "n")[server])))
+
+
+def test_fields_that_pydantic_names_are_named() -> None:
+    body = {"detail": [{"loc": ["body", "n"], "msg": "Input should be at most 2", "ctx": {}}]}
+    assert not names_no_part(RequestRejected("s", 422, json.dumps(body)))
+    assert names_no_part(RequestRejected("s", 422, json.dumps({"detail": "Bad Request"})))
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,9 @@ from lachesis_client.finish_words import Ending, ending
 from lachesis_client.http_attempts import ARRAY as ARRAY
 from lachesis_client.http_attempts import Failed, check_answer, decode, retry_delay
 from lachesis_client.http_session import HttpSessionOwner
-from lachesis_client.rejections import of_conversation, rejection
+from lachesis_client.rejections import names_no_part, of_conversation, rejection
 from lachesis_client.request_body import json_body
-from lachesis_client.server_words import REFUSING, error_of, is_transient, may_be_of_the_content
+from lachesis_client.server_words import REFUSING, error_of, is_transient
 from lachesis_client.streaming import STREAMED, AnswerStream
 from lachesis_messages.messages import FinishReason
 
@@ -258,7 +258,7 @@ class HttpClient(HttpSessionOwner):
             return False
         if refused.status in REFUSING or (refused.status == 401 and self._completed_at):
             return True
-        unclear = self._continues and may_be_of_the_content(refused.status, refused.body)
+        unclear = self._continues and names_no_part(refused)
         return unclear and continues is not None and continues()
 
     async def _meant(

@@ -15,7 +15,8 @@ from lachesis_client.errors import (
     Unauthorized,
     words_of,
 )
-from lachesis_client.server_words import is_content_refusal, is_full_context
+from lachesis_client.http_attempts import decode
+from lachesis_client.server_words import error_of, is_content_refusal, is_full_context, may_be_of_the_content
 
 _NO_MODEL = re.compile(
     r"model.{0,200}(not found|does not exist|unknown|invalid|not a valid|not available)|"
@@ -28,13 +29,22 @@ def of_conversation(
     server: str, status: int, body: str, error: Mapping[str, Any]
 ) -> ContextExhausted | ConversationRefused | None:
     """The error if its wording is about the conversation: it is too long, or the server refuses its content."""
-    text = words_of(body)
-    upstream = error.get("metadata")  # OpenRouter keeps the words of the provider there
-    if isinstance(upstream, Mapping):
-        text = f"{text} {upstream.get('raw') or ''}"
+    text = _all_words(body, error)
     if is_full_context(status, error, text):
         return ContextExhausted(server, status, body)
     return ConversationRefused(server, status, body) if is_content_refusal(status, error, text) else None
+
+
+def names_no_part(refused: RequestRejected) -> bool:
+    """Whether a rejection may be about what the messages say, since it names no part of the request."""
+    text = _all_words(refused.body, error_of(decode(refused.body.encode())))
+    return may_be_of_the_content(refused.status, refused.body, text)
+
+
+def _all_words(body: str, error: Mapping[str, Any]) -> str:
+    upstream = error.get("metadata")  # OpenRouter keeps the words of the provider there
+    raw = upstream.get("raw") if isinstance(upstream, Mapping) else None
+    return f"{words_of(body)} {raw or ''}".rstrip()
 
 
 def rejection(

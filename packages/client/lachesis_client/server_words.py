@@ -81,11 +81,18 @@ REFUSING: Final = frozenset({403, 404, 405, 406, 451})
 """Statuses by which servers, and the firewalls before them, refuse one conversation, or all requests."""
 _OF_THE_FORM: Final = re.compile(
     r"support|unknown|unrecogni[sz]ed|unexpected|extra|permitted|allowed|missing|required|field|parameter|property|"
-    r"schema|\brole|\btype\b|content part|reasoning|thinking|signature|image|audio|version|model\b|deprecated|"
-    r"tool_choice",
+    r"schema|\brole|\btype\b|content part|reasoning|thinking|signature|image|audio|version|model\b|deprecated|template|"
+    r"tool_choice|\btools\b|temperature|\btop_|\bmin_p\b|max_\w*tokens|penalty|logprob|\bseed\b|\bstop\b|stream|_format\b",
     re.IGNORECASE,
 )
 """In words of a 400: it is about the way in which requests are written, which the settings decide."""
+_NAMED_PART: Final = re.compile(r"""\b(param|loc)\\*["']\s*:\s*(\\*["']\w|[(\[])""")
+"""In a body: its error names the part of the request (of OpenAI and of pydantic)."""
+_ENVELOPE: Final = re.compile(
+    r"""\\*["'](error|message|type|param|code|object)\\*["']\s*:|(received|available) model group[^\n]*""",
+    re.IGNORECASE,
+)
+"""Of bodies that an error quotes, and of what LiteLLM adds: it says nothing about the request."""
 _NO_ERROR: Final = frozenset({"", "none", "0", "200", "ok", "success"})
 """Codes of an error that is none."""
 
@@ -134,10 +141,12 @@ def is_refusal(error: BaseException) -> bool:
     return is_content_refusal(status, about, text) or is_full_context(status, about, text)
 
 
-def may_be_of_the_content(status: int, text: str) -> bool:
-    """Whether a rejection may be about what the messages say, although its words do not tell: of a 400 or 422 that
-    speaks of no field, no role and no part of the API."""
-    return status in (400, 422) and not _OF_THE_FORM.search(text)
+def may_be_of_the_content(status: int, body: str, text: str) -> bool:
+    """Whether a rejection may be about what the messages say, although its words (`text`) do not tell: of a 400 or 422
+    that speaks of no field, no role and no part of the API."""
+    if status not in (400, 422) or _NAMED_PART.search(body):
+        return False
+    return not _OF_THE_FORM.search(_ENVELOPE.sub("", text))
 
 
 def is_transient(status: int, text: str) -> bool:
