@@ -427,3 +427,9 @@ def test_the_settings_are_frozen_and_hide_the_key():
     assert "sk-secret" not in repr(settings)
     with pytest.raises(AttributeError):
         settings.api_key = "x"
+
+
+async def test_the_first_choice_is_that_with_index_0(serve):
+    late, first = completion("late")["choices"][0], completion("first")["choices"][0]
+    server = await serve(Script((200, {**completion(), "choices": [{**late, "index": 1}, first]})))
+    assert (await server.chat(ASK)).message.content == "first"

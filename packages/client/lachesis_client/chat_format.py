@@ -195,14 +195,19 @@ def cached_tokens(usage: object) -> int | None:
 
 
 def read_choices(body: Mapping[str, Any], server: str) -> list[Mapping[str, Any]]:
-    """The choices of a chat completion. Raises `BadResponse` unless each has a message, and `ConversationRefused` where
-    the server blocked the prompt."""
+    """The choices of a chat completion, in order. Raises `BadResponse` unless each has a message, and
+    `ConversationRefused` where the server blocked the prompt."""
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
         if why := blocked_prompt(body):
             raise ConversationRefused(server, 200, f"the prompt is blocked: {why}")
         raise BadResponse(server, f"the answer has no choices (its keys: {', '.join(map(str, body)) or 'none'})")
-    return [_with_message(choice, server) for choice in choices]
+    return in_order([_with_message(choice, server) for choice in choices])
+
+
+def in_order(choices: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """By `index`: gateways that ask several servers list choices as they come."""
+    return sorted(choices, key=lambda choice: index if isinstance(index := choice.get("index"), int) else 0)
 
 
 def _with_message(choice: object, server: str) -> Mapping[str, Any]:

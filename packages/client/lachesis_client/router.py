@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 from backends.tasks import run_all
 from lachesis_client.affinity import Demand, Route
 from lachesis_client.balancer import Balancer
-from lachesis_client.chat_format import read_choices, request_messages, restate_choices
+from lachesis_client.chat_format import in_order, read_choices, request_messages, restate_choices
 from lachesis_client.chat_options import ChatOptions, Split
 from lachesis_client.http_client import HttpAnswer
 from lachesis_client.model_server import MessageServer
@@ -125,7 +125,7 @@ class Router(Balancer[OpenAIServer], MessageServer):
             return (await self._run(send, split, asked=lambda: asked, demand=demand))[0].body
 
         first = await request(n)
-        choices = list(first.get("choices") or ())[:n]
+        choices = in_order(first.get("choices") or ())[:n]
         if missing := n - len(choices):
             for body in await run_all(request(1) for _ in range(missing)):
                 choices += list(body.get("choices") or ())[:1]
