@@ -299,6 +299,7 @@ async def _into_files(
         short_of=wanted_items if evaluates or pipeline.exhausted else 0,
         declined=sink.declined,
         left_to_agents=sink.left_to_agents,
+        requested=None if evaluation is None else len(evaluation.digests),
         min_reward=config.trajectory_min_reward,
         omitting=await asyncio.to_thread(lambda: (omitting(sink.files.samples), omitting(sink.files.failed_samples))),
         evaluation=evaluates,

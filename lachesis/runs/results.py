@@ -95,6 +95,8 @@ class RunResult:
     """Then a group is one sample of an item."""
     short_of: int = 0
     """Items that were wanted, where the environment had fewer."""
+    requested: int | None = None
+    """Items that this evaluation asked for; earlier ones may have left others in the folder."""
     omitting: tuple[int, int] = (0, 0)
     """Completed trajectories without their images, and others."""
     min_reward: float | None = None
@@ -227,6 +229,11 @@ class RunResult:
             yield (
                 f"the items ran out: {asked} gave {summary.items} of the {self.short_of} that env.{setting} requests; "
                 f"give it more, or lower --env.{setting}"
+            )
+        if self.requested is not None and summary.items > self.requested:
+            yield (
+                f"the figures are of {summary.items} items, and this start requested {self.requested} of them: earlier "
+                "ones left the others in this folder; evaluate in another folder to have these alone"
             )
         if causes := self.figures.causes:
             yield "rollouts without a score:"

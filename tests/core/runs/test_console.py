@@ -353,6 +353,15 @@ async def test_equal_rewards_and_an_evaluation_with_too_few_items_are_said(tmp_p
     assert "sort-words: samples 2/2; " in (tmp_path / "console.txt").read_text()
 
 
+async def test_an_evaluation_says_that_its_figures_have_more_items_than_it_requested(tmp_path: Path) -> None:
+    said = []
+    for count in (2, 1):
+        async with ScriptedServer(does_nothing) as server:
+            said.append(shown(await make(Few, server, tmp_path, eval_items=count)._run_evaluate()))
+    told = "the figures are of 2 items, and this start requested 1 of them"
+    assert told in said[1] and "this start requested" not in said[0]
+
+
 async def test_an_environment_without_any_item_says_so(tmp_path: Path) -> None:
     class Empty(SortWords):
         async def get_next_item(self) -> Any:
