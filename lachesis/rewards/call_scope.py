@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
 from backends import BackendError
+from backends.tasks import seen
 from lachesis.rewards.agent_fault import AgentFault, agent_faults
 from lachesis.rewards.overtime import OwnWork
 from lachesis.rewards.reward import RewardError
@@ -219,6 +220,9 @@ class CallScope:
     def end(self) -> None:
         """Every later call is `RewardIsOver`, and so are those that threads wait for: the threads then end."""
         self.over = True
+        for call in self.calls:
+            if call.task is not None:  # it is told below, or no matter; its sandbox ends under it
+                call.task.add_done_callback(seen)
         self._left = [problem for call in self.calls if (problem := call.problem(broken_off=self.broken_off))]
         for task in self.failed:
             if (lost := task.lost()) is not None:

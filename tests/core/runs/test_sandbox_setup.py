@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,22 @@ from tests.support.stock_run_api import StockRunApi, run_api
 from tests.support.training_runs import serving, trained, with_tokens
 
 __all__ = ["run_api"]
+
+
+async def test_a_call_that_a_reward_leaves_behind_says_nothing_when_its_sandbox_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Leaving(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            asyncio.get_running_loop().create_task(ctx.terminal("sleep 60"))
+            await asyncio.sleep(0.3)
+            return 1.0
+
+    result = await process(Leaving, tmp_path, does_nothing, total_steps=1, group_size=1)
+    assert result.exceptions == 1, "its result is lost"
+    gc.collect()
+    await asyncio.sleep(0)
+    assert "never retrieved" not in caplog.text
 
 
 class Prepared(SortWords):
