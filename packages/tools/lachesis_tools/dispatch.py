@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backends.errors import BackendError
-from backends.tasks import run_all
+from backends.tasks import IgnoresCancellation, cancel, run_all
 from lachesis_tools.argument_schema import BadArguments, validate
 from lachesis_tools.builtin import BUILTIN_TOOLS
 from lachesis_tools.json_results import as_json
@@ -148,7 +148,12 @@ async def call_tools(
             results += [ToolResult(to_json({"error": over}), over) for _ in batch]
             continue
         running = [call_tool(name, arguments, session, registry=registry, allowed=allowed) for name, arguments in batch]
-        results += [await running[0]] if len(running) == 1 else await run_all(running)
+        try:
+            results += [await running[0]] if len(running) == 1 else await run_all(running)
+        except asyncio.CancelledError:
+            if session.given_up is not None:  # and no time limit of the agent's ended it
+                raise session.given_up from session.given_up.__cause__
+            raise
     return results
 
 
@@ -205,20 +210,24 @@ async def _run(tool: Tool, keywords: dict[str, Any], session: ToolSession, tools
             if session.start_ended > began:  # the start of the sandbox does not count: restart the clock
                 began = session.start_ended
                 continue
-            await _cancel(task)
+            await _end(task, tool, session)
             if task.cancelled() or not isinstance(task.exception(), BackendError):
                 raise _TimeLimit
     except asyncio.CancelledError:
-        await _cancel(task)
+        await _end(task, tool, session)
         raise
     if task.cancelled():
         raise RuntimeError("the tool cancelled itself")
     return task.result()
 
 
-async def _cancel(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
+async def _end(task: asyncio.Task[Any], tool: Tool, session: ToolSession) -> None:
+    try:
+        await cancel(task, "the call")
+    except IgnoresCancellation as error:
+        session.given_up = ToolCrashed(tool.name, error)
+        session.given_up.__cause__ = error
+        raise
 
 
 async def _contained(tool: Tool, keywords: dict[str, Any]) -> Any:
