@@ -96,7 +96,7 @@ class Collector:
         if rollouts:
             attempts = len(retried_after) + 1
             rollouts[0] = replace(rollouts[0], attempts=attempts, retried_after=tuple(retried_after), lost=lost)
-        elif any(lost):
+        elif lost != TokenCount():
             beside = replace(beside or _beside((), item_key), lost=lost)
         stop_if_hopeless(rollouts)
         return [replace(first, rollouts=rollouts, beside=beside), *played[1:]]
