@@ -5,88 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
+import logging
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
-from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from backends.errors import ExitCode
-
 T = TypeVar("T")
-
-GIVE_UP = 10.0
-"""Seconds that a cancelled call has to end."""
-LEAVE = 20.0
-"""Seconds that a program has to end after a second signal."""
+log = logging.getLogger(__name__)
+GOES_ON = 30.0
+"""Seconds after a cancellation at which a call that still runs is named."""
 
 
-class IgnoresCancellation(Exception):
-    """A call of somebody's own code was cancelled, and goes on. The traceback is where it stood."""
+def name_if_it_goes_on(task: asyncio.Task[Any], what: str, cancelled: float) -> asyncio.TimerHandle:
+    """Log which call a run waits for, if it still runs `GOES_ON` seconds after it is `cancelled` (on the clock of the
+    event loop). Cancel what this returns when it has ended."""
 
+    def name() -> None:
+        if not task.done():
+            log.warning(
+                "%s still runs %g s after it was cancelled, and the run waits for it: an `except` in it may swallow "
+                "asyncio.CancelledError",
+                what,
+                GOES_ON,
+            )
 
-async def cancel(task: asyncio.Task[Any], what: str, patience: float = 0.0) -> None:
-    """Cancel a task, and wait until it has released what it holds. Its outcome is not raised.
-
-    Raises:
-        IgnoresCancellation: it goes on after `GIVE_UP` seconds, and `patience` for what itself gives up a task.
-    """
-    task.cancel()
-    for _ in range(6):
-        await asyncio.wait({task}, timeout=GIVE_UP + patience)
-        frames = [*frames_of(task)]
-        if not (frames and frames[-1].f_globals["__name__"].startswith("backends.")):  # else a sandbox is slow
-            break
-    if not task.done():
-        trace = None
-        for frame in reversed(frames):
-            trace = TracebackType(trace, frame, frame.f_lasti, frame.f_lineno)
-        forget(task)
-        said = f"{what} ignores cancellation: let asyncio.CancelledError out of every `except`"
-        raise IgnoresCancellation(said).with_traceback(trace) from None
-
-
-async def finish_or_cancel(task: asyncio.Task[T], what: str, patience: float = 0.0) -> T:
-    """The result of a task that is cancelled with the caller. Raises as `cancel` does."""
-    try:
-        await asyncio.wait({task})
-    except asyncio.CancelledError:
-        await cancel(task, what, patience)
-        raise
-    return task.result()
-
-
-def forget(task: asyncio.Task[Any]) -> None:
-    """Let a task go on that nobody waits for: `asyncio.Runner` would, for ever."""
-    import ctypes  # late: hardly ever
-
-    asyncio._unregister_task(task)
-    task.add_done_callback(seen)
-    # Destroyed, it would be resumed where no loop runs, and a bare `except:` around an `await` would go round for ever.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
-
-
-def frames_of(task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    """The frames of its coroutines, from the outside; none where it is what runs."""
-    coroutine: Any = task.get_coro()
-    while (frame := getattr(coroutine, "cr_frame", None)) is not None and not coroutine.cr_running:
-        yield frame
-        coroutine = coroutine.cr_await
-
-
-def leave_soon(loop: asyncio.AbstractEventLoop) -> None:
-    """End this process in `LEAVE` seconds, unless its event loop is closed by then: somebody asked for that twice."""
-
-    def leave() -> None:
-        if not loop.is_closed():
-            os.write(2, b"stopped without its clean-up: something does not end; finished work is saved\n")
-            os._exit(ExitCode.STOPPED)
-
-    timer = threading.Timer(LEAVE, leave)
-    timer.daemon = True
-    timer.start()
+    return asyncio.get_running_loop().call_at(cancelled + GOES_ON, name)
 
 
 async def finish(work: Awaitable[T]) -> T:
@@ -155,20 +100,12 @@ def stopped_by_signals(stop: Callable[[str], None] | None) -> Iterator[None]:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     restore: list[Callable[[], Any]] = []
-    asked = list[str]()
-
-    def handle(stop: Callable[[str], None], name: str) -> None:
-        if asked:
-            leave_soon(loop)
-        asked.append(name)
-        stop(name)
-
     for number in (signal.SIGTERM, signal.SIGINT):
         if stop is None:
             break
         earlier = signal.getsignal(number)
         with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
-            loop.add_signal_handler(number, handle, stop, number.name)
+            loop.add_signal_handler(number, stop, number.name)
             if earlier == signal.getsignal(number):  # the function that asyncio registers for each of its signals
                 restore.append(functools.partial(loop.add_signal_handler, number, task.cancel))
             else:

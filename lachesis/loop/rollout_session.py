@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from backends.tasks import IgnoresCancellation, cancel
 from lachesis_tools import ToolSession
 from lachesis_tools.dispatch import infrastructure_of
 
@@ -19,7 +18,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 CLOSING_SECONDS = 30.0
-"""How long a session may take to close before it is cancelled."""
+"""How long a session may take to close before it is cancelled, and again until it is given up."""
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _of_this_rollout: contextvars.ContextVar[Any] = contextvars.ContextVar("lachesis_rollout_session", default=None)
 
@@ -69,10 +68,6 @@ class RolloutSession:
         try:
             value = await asyncio.shield(self._ready)
         except asyncio.CancelledError:
-            if not self._ready.done():
-                task, self._task = self._task, None  # nothing is left to `close`
-                self._closing.set()
-                await cancel(task, "the session")
             await self.close()
             raise
         return value
@@ -95,15 +90,16 @@ class RolloutSession:
         if self._task is None:
             return
         self._closing.set()
+        if not self._ready.done():
+            self._task.cancel()
         await asyncio.wait({self._task}, timeout=CLOSING_SECONDS)
         if not self._task.done():
             log.warning("%s took longer than %g s to close and is cancelled", self._name, CLOSING_SECONDS)
-            try:
-                await cancel(self._task, self._name)
-            except IgnoresCancellation as ignored:
-                log.warning("%s", ignored)
-                return
-        if not self._task.cancelled() and (error := self._task.exception()) is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=CLOSING_SECONDS)
+        if not self._task.done():
+            log.warning("%s goes on: it was closed and cancelled", self._name)
+        elif not self._task.cancelled() and (error := self._task.exception()) is not None:
             log.warning("%s could not be closed: %s: %s", self._name, type(error).__name__, error)
 
 

@@ -213,13 +213,13 @@ class CallScope:
         try:
             yield
         finally:
+            _entered.discard(self)
             self.end()
             _scope.reset(token)
 
     def end(self) -> None:
         """Every later call is `RewardIsOver`, and so are those that threads wait for: the threads then end."""
         self.over = True
-        _entered.discard(self)
         for call in self.calls:
             if call.task is not None:  # it is told below, or no matter; its sandbox ends under it
                 call.task.add_done_callback(seen)

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from backends.tasks import frames_of
 from lachesis.rewards.reward import RewardError
 from lachesis.rewards.statements import is_own
 
@@ -143,11 +142,19 @@ class OwnWork:
             if frames or is_own(frame.f_code.co_filename):
                 frames.append((frame, frame.f_lasti, frame.f_lineno or 0))
             frame = frame.f_back
-        waiting = [(f, f.f_lasti, f.f_lineno or 0) for f in frames_of(task) if is_own(f.f_code.co_filename)]
         trace = None
-        for frame, at, line in [*frames, *(reversed(waiting) if frames else ())]:
+        for frame, at, line in [*frames, *(reversed(list(_waiting(task))) if frames else ())]:
             trace = TracebackType(trace, frame, at, line)
         return trace
+
+
+def _waiting(task: asyncio.Task[Any]) -> Iterator[tuple[FrameType, int, int]]:
+    """The frames of its coroutines, from the outside; none where it is what runs."""
+    coroutine: Any = task.get_coro()
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None and not coroutine.cr_running:
+        if is_own(frame.f_code.co_filename):
+            yield frame, frame.f_lasti, frame.f_lineno or 0
+        coroutine = coroutine.cr_await
 
 
 class Overtime:

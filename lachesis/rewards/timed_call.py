@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from backends import BackendError
 from backends.errors import SettingsError
-from backends.tasks import IgnoresCancellation, cancel_requests, finish_or_cancel, in_own_thread
+from backends.tasks import cancel_requests, in_own_thread, name_if_it_goes_on
 from lachesis.rewards.agent_fault import AgentFault, agent_faults
 from lachesis.rewards.call_scope import CallScope
 from lachesis.rewards.overtime import OutOfTime, Overtime
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-_PATIENCE = 5.0
-"""Seconds in which the call itself gives up, before it is: a tool that it called, or a session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +138,20 @@ async def timed_call(call: Callable[[], Coroutine[Any, Any, T]], limit: TimeLimi
     running = asyncio.ensure_future(_attempt(call, scope))
     too_late = f"{limit.what} took longer than {limit.setting} = {limit.seconds:g} s"
     overtime = Overtime(scope.work, running, limit.ends, limit.seconds, too_late)
+    late = name_if_it_goes_on(running, limit.what, limit.ends)
     try:
         with overtime.watched():
             async with asyncio.timeout_at(limit.ends) as time:
-                given, error = await finish_or_cancel(running, scope.name, _PATIENCE)
+                given, error = await running
     except OutOfTime:  # it came when the code had just stopped
         given, error = None, None
-    except IgnoresCancellation as ignored:
-        scope.end()
-        given, error = None, ignored
     except TimeoutError:  # it ran out when the reward had ended, and nobody had taken its value
         given, error = running.result()
+    finally:
+        late.cancel()
     # A bare `except:` in a reward also catches the cancellation and the time limit: neither may become a score.
     if cancel_requests() > before:
-        raise error if isinstance(error, asyncio.CancelledError | IgnoresCancellation) else asyncio.CancelledError
+        raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError
     if isinstance(error, BackendError):
         raise error
     faults: dict[int, str] = {}

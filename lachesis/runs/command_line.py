@@ -117,7 +117,7 @@ async def _run(command: str, env: Environment, instead: Callable[[Any], Awaitabl
 
     task = asyncio.current_task()
     if task is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, own_process.end, task)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     run = {"serve": env.env_manager, "process": env.process_manager, "evaluate": env._run_evaluate}[command]
     result: Any = await (run() if instead is None else instead(env))
     if not hasattr(result, "exit_code"):

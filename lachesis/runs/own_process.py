@@ -25,7 +25,6 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
-from backends.tasks import GIVE_UP, forget, leave_soon
 from lachesis.tracebacks import headline
 
 log = logging.getLogger(__name__)
@@ -92,8 +91,6 @@ def _one_ctrl_c() -> Iterator[Callable[[], None]]:
         pressed.append(time.monotonic())
         if len(pressed) > 1 and pressed[-1] - pressed[-2] <= AT_ONCE:
             return
-        if len(pressed) > 1 and tasks:
-            leave_soon(tasks[0][0])  # what ignores its cancellation keeps the loop from closing
         if len(pressed) > 1 or not tasks or tasks[0][1] is None or tasks[0][1].done():
             raise KeyboardInterrupt
         tasks[0][0].call_soon_threadsafe(tasks[0][1].cancel)
@@ -121,20 +118,6 @@ async def _watched(main: Coroutine[Any, Any, T], collections: RareCollections, b
         return await main
     finally:
         watching.cancel()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        if left:
-            _, left = await asyncio.wait(left, timeout=GIVE_UP)
-        for task in left:
-            forget(task)
-
-
-def end(task: asyncio.Task[Any]) -> None:
-    """A signal asks the program to end, whose main task this is; the second one, to leave."""
-    if task.cancelling():
-        leave_soon(task.get_loop())
-    task.cancel()
 
 
 def _say_once() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:

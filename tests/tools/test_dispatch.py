@@ -8,7 +8,6 @@ import json
 import pickle
 import sys
 import time
-import traceback
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -16,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from backends import LeaseOver, tasks
+from backends import tasks
 from backends.base import Sandbox
 from backends.errors import BackendError, SandboxLost
 from lachesis_tools import (
@@ -25,12 +24,11 @@ from lachesis_tools import (
     ToolRegistry,
     ToolResult,
     ToolSession,
-    ToolSessions,
     call_tool,
     call_tools,
     tool,
 )
-from lachesis_tools.tool_session import SessionClosed, UnusablePath
+from lachesis_tools.tool_session import UnusablePath
 
 
 class Entry(BaseModel):
@@ -344,6 +342,24 @@ async def test_a_time_limit_cancels_the_tool(session: ToolSession, stubborn: boo
     assert 0.2 <= result.duration < 25, "and not the 30 s of the tool"
 
 
+async def test_a_tool_that_goes_on_after_its_time_limit_is_named(
+    session: ToolSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tasks, "GOES_ON", 0.05)
+
+    @tool(toolset="x", time_limit=0.05)
+    async def swallowing() -> str:
+        """Wait."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await asyncio.sleep(0.3)
+        return "ended"
+
+    result = await call_tool("swallowing", {}, session, registry=ToolRegistry([swallowing]))
+    assert "time limit" in problem(result)
+    assert caplog.messages[0].startswith("the tool 'swallowing' still runs")
+
+
 async def test_cancelling_the_caller_cancels_the_tool(session: ToolSession) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
@@ -363,44 +379,6 @@ async def test_cancelling_the_caller_cancels_the_tool(session: ToolSession) -> N
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended.is_set()
-
-
-@pytest.mark.parametrize("ended_by", ["its limit", "the caller"])
-@pytest.mark.parametrize("count", [1, 2])
-async def test_a_tool_that_ignores_its_end_is_given_up_with_its_place_and_its_sandbox(
-    sessions: ToolSessions, monkeypatch: pytest.MonkeyPatch, ended_by: str, count: int
-) -> None:
-    monkeypatch.setattr(tasks, "GIVE_UP", 0.3)
-    released, late = asyncio.Event(), list[BaseException]()
-
-    async def hang(session: ToolSession) -> str:
-        """Hang."""
-        sandbox = await session.sandbox()
-        while not released.is_set():
-            with contextlib.suppress(asyncio.CancelledError):
-                await released.wait()  # where it stands
-        for use in (session.sandbox(), sandbox.processes()):
-            try:
-                await use
-            except Exception as error:
-                late.append(error)
-        return ""
-
-    limit = 0.1 if ended_by == "its limit" else None
-    hanging = tool(toolset="x", time_limit=limit, concurrency_safe=True)(hang)
-    session = sessions.open("its-own")
-    await session.sandbox()
-    with pytest.raises(ToolCrashed, match="'hang' raised IgnoresCancellation") as caught:
-        async with asyncio.timeout(0.5 if limit is None else None):
-            await call_tools([("hang", {})] * count, session, registry=ToolRegistry([hanging]))
-    cause = caught.value.__cause__
-    assert cause is not None
-    (place,) = [frame for frame in traceback.extract_tb(cause.__traceback__) if frame.name == "hang"]
-    assert place.line == "await released.wait()  # where it stands"
-    await session.close()
-    released.set()
-    await asyncio.sleep(0.05)
-    assert [type(error) for error in late] == [SessionClosed, LeaseOver] * count
 
 
 async def test_a_slow_sandbox_start_is_not_the_tools_time(session: ToolSession) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backends.errors import BackendError
-from backends.tasks import IgnoresCancellation, cancel, run_all
+from backends.tasks import name_if_it_goes_on, run_all
 from lachesis_tools.argument_schema import BadArguments, validate
 from lachesis_tools.builtin import BUILTIN_TOOLS
 from lachesis_tools.json_results import as_json
@@ -148,12 +148,7 @@ async def call_tools(
             results += [ToolResult(to_json({"error": over}), over) for _ in batch]
             continue
         running = [call_tool(name, arguments, session, registry=registry, allowed=allowed) for name, arguments in batch]
-        try:
-            results += [await running[0]] if len(running) == 1 else await run_all(running)
-        except asyncio.CancelledError:
-            if session.given_up is not None:  # and no time limit of the agent's ended it
-                raise session.given_up from session.given_up.__cause__
-            raise
+        results += [await running[0]] if len(running) == 1 else await run_all(running)
     return results
 
 
@@ -210,24 +205,24 @@ async def _run(tool: Tool, keywords: dict[str, Any], session: ToolSession, tools
             if session.start_ended > began:  # the start of the sandbox does not count: restart the clock
                 began = session.start_ended
                 continue
-            await _end(task, tool, session)
+            await _cancel(task, tool)
             if task.cancelled() or not isinstance(task.exception(), BackendError):
                 raise _TimeLimit
     except asyncio.CancelledError:
-        await _end(task, tool, session)
+        await _cancel(task, tool)
         raise
     if task.cancelled():
         raise RuntimeError("the tool cancelled itself")
     return task.result()
 
 
-async def _end(task: asyncio.Task[Any], tool: Tool, session: ToolSession) -> None:
+async def _cancel(task: asyncio.Task[Any], tool: Tool) -> None:
+    task.cancel()
+    late = name_if_it_goes_on(task, f"the tool {tool.name!r}", asyncio.get_running_loop().time())
     try:
-        await cancel(task, "the call")
-    except IgnoresCancellation as error:
-        session.given_up = ToolCrashed(tool.name, error)
-        session.given_up.__cause__ = error
-        raise
+        await asyncio.wait({task})
+    finally:
+        late.cancel()
 
 
 async def _contained(tool: Tool, keywords: dict[str, Any]) -> Any:

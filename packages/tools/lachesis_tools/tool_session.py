@@ -82,8 +82,6 @@ class ToolSession:
         """What the environment's `session(item)` yielded for this rollout."""
         self.session_host: asyncio.Future[None] | None = None
         """The task that keeps it open, and that ends before only where the session broke."""
-        self.given_up: Exception | None = None
-        """The error of a tool that went on when it was cancelled."""
         self.before_close: list[Callable[[], Awaitable[None]]] = []
         """Called in reverse order when the session is closed, before its sandbox is removed. They raise nothing."""
         self._create = create

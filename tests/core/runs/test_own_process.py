@@ -7,14 +7,11 @@ import gc
 import itertools
 import os
 import resource
-import signal
 import socket
-import subprocess
 import sys
-import time
 import weakref
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -191,69 +188,6 @@ def test_a_forked_process_has_its_garbage_collector() -> None:
         assert in_child(), "the run is over"
     finally:
         gc.set_threshold(before[0] - 1)
-
-
-def test_a_task_that_ignores_its_end_does_not_keep_a_program_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_process, "GIVE_UP", 0.2)
-    begun = list[int]()
-
-    async def hang() -> None:
-        while len(begun) < 20:
-            begun.append(0)
-            with suppress(BaseException):  # of the interpreter's end too
-                await asyncio.sleep(60)
-
-    async def main() -> str:
-        task = asyncio.create_task(hang())
-        await asyncio.sleep(0)
-        return "done" if not task.done() else "it ended"
-
-    assert lachesis.run(main()) == "done"
-    gc.collect()
-    assert len(begun) == 2
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_what_does_not_end(tmp_path: Path, number: signal.Signals) -> None:
-    script = tmp_path / "hangs.py"
-    script.write_text(
-        "import asyncio\n"
-        "from backends import tasks\n"
-        "from tests.support.small_envs import SortWords\n"
-        "class Hangs(SortWords):\n"
-        "    async def get_next_item(self):\n"
-        "        print('hangs', flush=True)\n"
-        "        while True:\n"
-        "            try:\n"
-        "                await asyncio.sleep(60)\n"
-        "            except asyncio.CancelledError:\n"
-        "                pass\n"
-        "tasks.LEAVE = 1.0\n"
-        "Hangs.cli()\n"
-    )
-    options = ["--openai.model_name", "m", "--env.data_path_to_save_groups", str(tmp_path / "groups.jsonl")]
-    with (
-        served(does_nothing) as server,
-        subprocess.Popen(
-            [sys.executable, str(script), "process", "--openai.base_url", server.base_url, *options],
-            cwd=Path(__file__).parents[3],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as run,
-    ):
-        assert run.stdout is not None and run.stderr is not None
-        try:
-            assert any("hangs" in line for line in run.stdout), run.stderr.read()
-            run.send_signal(number)
-            time.sleep(1.5)
-            assert run.poll() is None
-            run.send_signal(number)
-            assert run.wait(60) == 130
-        finally:
-            run.kill()
-        assert "something does not end" in run.stderr.read()
 
 
 def test_the_memory_of_this_process_is_read() -> None:

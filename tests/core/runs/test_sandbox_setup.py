@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backends import SandboxLost, tasks
-from lachesis.rewards import timed_call
+from backends import SandboxLost
 from lachesis_testing.fake_server import FakeServer, Scripted
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import OldSortWords, SortWords, does_nothing, make, process, rollouts, sandboxes
@@ -19,48 +17,6 @@ from tests.support.stock_run_api import StockRunApi, run_api
 from tests.support.training_runs import serving, trained, with_tokens
 
 __all__ = ["run_api"]
-
-
-@pytest.mark.parametrize("hook", ["setup_sandbox", "session", "follow_up", "compute_reward"])
-async def test_a_method_that_ignores_its_end_is_given_up_and_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str
-) -> None:
-    monkeypatch.setattr(tasks, "GIVE_UP", 0.3)
-    monkeypatch.setattr(timed_call, "_PATIENCE", 0.3)
-    released = asyncio.Event()
-
-    async def hang(self: Any, item: Any, *_: Any) -> Any:
-        while item == self.first and not released.is_set():
-            with suppress(asyncio.CancelledError):
-                await released.wait()
-        return 1.0 if hook == "compute_reward" else None
-
-    @asynccontextmanager
-    async def session(self: Any, item: Any) -> Any:
-        await hang(self, item)
-        yield
-
-    class Stubborn(SortWords):
-        first = None
-
-        async def get_next_item(self) -> Any:
-            item = await super().get_next_item()
-            self.first = self.first or item
-            return item
-
-        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
-            return 1.0
-
-    setattr(Stubborn, hook, session if hook == "session" else hang)
-    limits = {"setup_timeout": 0.5, "reward_timeout": 0.5, "max_num_workers": 1}
-    result = await process(Stubborn, tmp_path, does_nothing, total_steps=2, group_size=1, **limits)
-    released.set()
-    await asyncio.sleep(0.05)
-    assert (result.exceptions, result.summary.scored) == (1, 1)
-    assert "ignores cancellation" in "\n".join(result.warnings())
-    if hook != "session":
-        assert "await released.wait()" in (tmp_path / "console.txt").read_text()
-    assert sandboxes() == set()
 
 
 async def test_a_call_that_a_reward_leaves_behind_says_nothing_when_its_sandbox_ends(
