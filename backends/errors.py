@@ -46,12 +46,12 @@ def cannot_read(path: str | os.PathLike[str], error: OSError | None = None) -> s
     """What each command says of a path that it cannot read; a hint may follow.
 
     Args:
-        error: of the system; None where there is nothing at `path`.
+        error: of the system; None where no file is at `path`.
     """
+    if isinstance(error, IsADirectoryError) or (error is None and os.path.isdir(path)):  # noqa: PTH112
+        return f"{os.fspath(path)} is a folder, not a file"
     if error is None or isinstance(error, FileNotFoundError | NotADirectoryError):
         return f"there is no file or folder {os.fspath(path)}"
-    if isinstance(error, IsADirectoryError):
-        return f"{os.fspath(path)} is a folder, not a file"
     return f"{os.fspath(path)} cannot be read ({error.strerror or error})"
 
 

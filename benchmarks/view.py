@@ -122,9 +122,9 @@ class Viewer:
         return text, time.perf_counter() - before
 
     def total(self, path: str) -> int:
-        found = re.search(r'id="total">(\d+)<', self.get(path)[0])
+        found = re.search(r'id="total">([\d,]+)<', self.get(path)[0])
         assert found is not None
-        return int(found[1])
+        return int(found[1].replace(",", ""))
 
     def peak_mb(self) -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text()

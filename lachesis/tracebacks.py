@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 
@@ -132,7 +133,7 @@ def _guess(error: BaseException) -> str:
         return f"neither the class nor setup() has set self.{error.name}"
     if isinstance(error, ModuleNotFoundError):
         near = near_module(error.name or "")
-        return f"did you mean {near}?" if near else f"install the package that has it, for {sys.executable}"
+        return f"{f'did you mean {near}? Else ' if near else ''}install the package that has it, for {sys.executable}"
     if isinstance(error, RuntimeError) and said == "coroutine raised StopIteration":
         return "next() found no more items: next(items, None) returns None, which ends the run"
     if isinstance(error, TypeError | AttributeError) and re.search(r"\bcoroutine\b", said):
@@ -150,9 +151,14 @@ def _guess(error: BaseException) -> str:
 def near_module(name: str) -> str:
     """The module that can be imported and has nearly this name; empty without one."""
     parent, _, last = name.rpartition(".")
+    return f"{parent}.{near[0]}".lstrip(".") if (near := get_close_matches(last, _modules_in(parent), 1, 0.85)) else ""
+
+
+@cache
+def _modules_in(parent: str) -> frozenset[str]:
     places = getattr(sys.modules.get(parent), "__path__", ()) if parent else None
-    known = {each.name for each in pkgutil.iter_modules(places)} | (set() if parent else sys.stdlib_module_names)
-    return f"{parent}.{near[0]}".lstrip(".") if (near := get_close_matches(last, known, 1, 0.8)) else ""
+    found = frozenset(each.name for each in pkgutil.iter_modules(places))
+    return found if parent else found | sys.stdlib_module_names
 
 
 def _about_key(key: object, trace: TracebackType | None) -> str:

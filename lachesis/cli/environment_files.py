@@ -99,7 +99,9 @@ def _import(name: str, shown: str) -> ModuleType:
         lines = [at for frame, at in walk_tb(error.__traceback__) if frame.f_code.co_filename == shown]
         where = f"{shown}, line {lines[-1]}," if lines else shown
         near = near_module(error.name or "")
-        next_step = f"; did you mean {near}?" if near else f". Next step: pip install {missing}"
+        next_step = (
+            f"; did you mean {near}? Else: pip install {missing}" if near else f". Next step: pip install {missing}"
+        )
         raise SettingsError(f"{where} needs the package {error.name!r}, which is not installed{next_step}") from error
 
 

@@ -136,7 +136,7 @@ class RunningFigures:
         return bool(kind) and (self.scores or kind != DECLINED)
 
     def rows(self, *, fresh: bool = False) -> list[Row]:
-        """How it goes, all as of one moment: unless `fresh`, some seconds ago where the mean takes long to compute."""
+        """How it goes, as of one moment: unless `fresh`, some seconds ago where the mean takes long to compute."""
         if (now := time.monotonic()) >= self._due or fresh:
             self._rows = list(self._rows_now(now)) if self.figures.outcomes else []
             self._due = now + max(1.0, 50 * (time.monotonic() - now)) if self._rows else 0.0

@@ -201,11 +201,11 @@ def _moved(rollout: Rollout, place: TreePlace, first: Mapping[str, TreePlace]) -
         chosen = first[part].ways[at]
         ways[at] = {0: chosen, chosen: 0}.get(ways[at], ways[at])
     moved = replace(place, path=".".join(map(str, ways)))
-    if moved.own == place.own:
+    if moved.first_own == place.first_own:
         return replace(rollout, tree=moved)
-    begun, inherited = rollout.forks[moved.own - 1] if moved.own else (None, None)
-    sampled = tuple(len(fork.history.begun_with(begun).completions()) for fork in rollout.forks[moved.own :])
+    begun, inherited = rollout.forks[moved.first_own - 1] if moved.first_own else (None, None)
+    sampled = tuple(len(fork.history.begun_with(begun).completions()) for fork in rollout.forks[moved.first_own :])
     result = rollout.result
     if result is not None:
         result = replace(result, history=result.history.begun_with(begun), inherited=inherited)
-    return replace(rollout, tree=replace(moved, completions=(0,) * (moved.own + 1) + sampled), result=result)
+    return replace(rollout, tree=replace(moved, completions=(0,) * (moved.first_own + 1) + sampled), result=result)

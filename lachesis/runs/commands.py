@@ -161,11 +161,10 @@ async def evaluate(env: Environment) -> RunResult:
     async def next_item() -> Any:
         return next(samples, None)
 
-    folder = Path(config.data_dir_to_save_evals or data_folder(env.run_name) / "eval")
     started = time.time()
     result = await _into_files(
         env,
-        RunFiles(folder / "samples.jsonl"),
+        RunFiles(Path(config.data_dir_to_save_evals or data_folder(env.run_name) / "eval") / "samples.jsonl"),
         named=config.data_dir_to_save_evals is not None,
         next_item=next_item,
         total=len(items) * config.eval_samples,

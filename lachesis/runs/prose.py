@@ -18,4 +18,4 @@ def print_table(console: Console, table: Table) -> None:
         return
     with console.capture() as printed:
         console.print(table, highlight=False)
-    console.out("\n".join(map(str.rstrip, printed.get().splitlines())), highlight=False)
+    console.out("\n".join(line.rstrip(" ") for line in printed.get().removesuffix("\n").split("\n")), highlight=False)

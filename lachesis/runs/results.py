@@ -232,8 +232,8 @@ class RunResult:
             )
         if self.requested is not None and summary.items > self.requested:
             yield (
-                f"the figures are of {summary.items} items, and this start requested {self.requested} of them: earlier "
-                "ones left the others in this folder; evaluate in another folder to have these alone"
+                f"the figures are of {summary.items:,} items, and this start requested {self.requested:,}: the others "
+                "are of earlier starts in this folder; evaluate in another folder to have these alone"
             )
         if causes := self.figures.causes:
             yield "rollouts without a score:"

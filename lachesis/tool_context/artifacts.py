@@ -179,7 +179,10 @@ async def _place(sandbox: Sandbox, inside: str, kept: Path, modes: dict[str, int
             return
         folder, name = posixpath.split(inside)
         with tempfile.TemporaryDirectory(dir=kept.parent) as alone:
-            await in_own_thread(os.link, kept, Path(alone, name))
+            try:
+                await in_own_thread(os.link, kept, Path(alone, name))
+            except OSError:  # this machine's file system may have no hard links
+                await in_own_thread(shutil.copy2, kept, Path(alone, name))
             await sandbox.upload_dir(alone, folder, modes={name: modes["."]} if "." in modes else None)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the room is the reward's

@@ -21,7 +21,7 @@ OVERFLOWS = "document.documentElement.scrollWidth > document.documentElement.cli
 ROWS = "document.querySelectorAll('#list tbody tr')"
 LABELS = "document.querySelector('#curves .u-legend').querySelectorAll('tr:not([hidden]) .u-label')"
 MEANS = "document.querySelector('#metrics').textContent.trim()"
-TOTAL = "Number(document.querySelector('#total').textContent)"
+TOTAL = "Number(document.querySelector('#total').textContent.replaceAll(',', ''))"
 
 
 @pytest.fixture(scope="module")

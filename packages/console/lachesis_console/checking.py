@@ -3,9 +3,11 @@ nothing or call tools at random must earn nothing."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from backends.text import counted
 from lachesis.base_env import HermesAgentBaseEnv
@@ -53,8 +55,10 @@ class CheckReport:
     def tracebacks(self) -> list[str]:
         """Those of the author's code, each line that failed once."""
         every = [each for played in self.played for each in played.tracebacks.items()]
-        found = dict({lines_of(trace) or reason: (reason, trace) for reason, trace in reversed(every)}.values())
-        return [f"exception in the environment: {reason}\n{trace.rstrip()}" for reason, trace in found.items()]
+        found: dict[Any, tuple[str, str]] = {}
+        for reason, trace in every:
+            found.setdefault((reason.partition(":")[0], lines_of(trace) or reason), (reason, trace))
+        return [f"exception in the environment: {reason}\n{trace.rstrip()}" for reason, trace in found.values()]
 
     def __str__(self) -> str:
         return "\n".join([*self.tracebacks, *self.findings, *self.notes]) or "nothing suspicious"
@@ -104,8 +108,13 @@ def _played(policy: str, stage: Stage) -> Played:
     reasons = Counter(play.reason for play in played if play.reward is None)
     tracebacks = {play.reason: play.traceback for play in reversed(played) if play.traceback}
     # What the prompt asks for has to be read where the agent leaves it.
-    looks = [look for play in played for look in play.looks if look.split("'")[1] not in play.prompt]
+    looks = [look for play in played for look in play.looks if not _asked_for(look, play.prompt)]
     return Played(policy, rewards, reasons, tracebacks, list(dict.fromkeys(looks)))
+
+
+def _asked_for(look: str, prompt: str) -> bool:
+    call, path, *_ = look.split("'")
+    return "terminal" not in call and re.search(rf"(?<![\w/.-]){re.escape(path)}(?![\w/-])", prompt) is not None
 
 
 def _judge(report: CheckReport) -> None:

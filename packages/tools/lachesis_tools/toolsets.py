@@ -186,7 +186,8 @@ def _resolved(
     names = [*enabled] if enabled is not None else ["all"]
     wanted = _expand((name for name in names if not _means_all(name, known)), registry, known) - excluded
     absent = wanted - set(registry)
-    if strangers := sorted(absent - PROVIDED_TOOLS):
+    listed = {tool for name in names if name in known for tool in known[name].tools}
+    if strangers := sorted(absent - (PROVIDED_TOOLS - listed)):
         raise ToolsetError(f"tools {strangers} are not in this registry, which has: {', '.join(registry)}")
     everything = any(_means_all(name, known) for name in names)
     chosen = [name for name in registry if name not in excluded and (everything or name in wanted)]

@@ -349,7 +349,7 @@ async def test_the_turns_before_a_fork_are_in_a_sample_as_long_as_any_way_has_a_
         assert len({each["tree"]["path"] for each in rollouts}) == 12
         for each in rollouts:
             place = TreePlace.from_record(each["tree"])
-            before = place.turns[place.own]
+            before = place.turns[place.first_own]
             assert place.completions == tuple(max(0, turn - before) for turn in place.turns), "each turn is one"
             assert ("inherited_tokens" in each) == (before > 0)
             assert each["turns"] - before == len(each["completions"]["tokens"])

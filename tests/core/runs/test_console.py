@@ -358,7 +358,7 @@ async def test_an_evaluation_says_that_its_figures_have_more_items_than_it_reque
     for count in (2, 1):
         async with ScriptedServer(does_nothing) as server:
             said.append(shown(await make(Few, server, tmp_path, eval_items=count)._run_evaluate()))
-    told = "the figures are of 2 items, and this start requested 1 of them"
+    told = "the figures are of 2 items, and this start requested 1: the others"
     assert told in said[1] and "this start requested" not in said[0]
 
 

@@ -126,18 +126,20 @@ async def _run(given: argparse.Namespace, settings: CompressionFileSettings, job
     if totals.sums["entries"] and totals.errors[NOT_VALID] == totals.sums["entries"]:
         said = "none of its lines is a conversation; `lachesis batch` plays a file of prompts"
         print(f"error: {given.input}: {said}", file=sys.stderr)
-    elif not given.dry_run and totals.sums["entries"]:
+    left = totals.sums["entries"] - (0 if settings.processing.save_over_limit else len(totals.over))
+    if not totals.sums["entries"]:
+        print(f"error: {given.input} has no entries", file=sys.stderr)
+    elif given.dry_run:
+        return 1 if totals.sums["failed"] else 0
+    elif not left:
+        print("error: no entry is left: with save_over_limit false, those over the limit are left out", file=sys.stderr)
+    elif totals.errors[NOT_VALID] < totals.sums["entries"]:
         written = jobs[-1].output  # of a run: those that completed
         out = quote(str(written.with_name(f"{written.stem}_openai.jsonl")))
         print(
             f"next  {program()} trajectories convert {quote(str(written))} --to openai --out {out}   (or trl, parquet)"
         )
-    if not totals.sums["entries"]:
-        print(f"error: {given.input} has no entries", file=sys.stderr)
-    kept = totals.sums["entries"] - (0 if settings.processing.save_over_limit else len(totals.over))
-    if totals.sums["entries"] and not kept:
-        print("error: no entry is left: save_over_limit leaves out those over the limit", file=sys.stderr)
-    return 1 if totals.sums["failed"] or not kept else 0
+    return 1 if totals.sums["failed"] or not left else 0
 
 
 def _finish(

@@ -44,7 +44,7 @@ class TreePlace:
         return tuple(map(int, self.path.split(".")))
 
     @property
-    def own(self) -> int:
+    def first_own(self) -> int:
         """The number of its first own part; another rollout has those before the fork where it branched off."""
         return max((at for at, way in enumerate(self.ways) if at and way), default=0)
 

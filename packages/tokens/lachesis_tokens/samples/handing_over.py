@@ -25,7 +25,7 @@ def without_rollouts(group: Record, left_out: Collection[str]) -> list[dict[str,
     A sub-agent's turns stay where they are, and so do turns with the routing of experts or with sampling masks.
     """
     places = {each["rollout_id"]: TreePlace.from_record(each["tree"]) for each in group["rollouts"] if "tree" in each}
-    if not any(place.own for place in places.values()):
+    if not any(place.first_own for place in places.values()):
         return list(group["samples"])
     records: list[dict[str, Any]] = with_image_data(group["samples"])
     read: dict[int, TokenSample] = {}

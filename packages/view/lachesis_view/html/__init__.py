@@ -89,7 +89,7 @@ def pretty(value: Any) -> str:
 
 def settings_in_words(settings: Mapping[str, Any], depth: int = 4) -> dict[str, str]:
     """Settings for people, by name: one that holds others is one for each of these, down to a `depth` from which on it
-    is JSON. What is not set is left out."""
+    is JSON. What is not set is left out, but not an empty list: null may stand for everything there."""
     found: dict[str, str] = {}
     for name, value in settings.items():
         parts = dict(enumerate(value)) if isinstance(value, list) and not all(map(_is_plain, value)) else value
@@ -97,7 +97,7 @@ def settings_in_words(settings: Mapping[str, Any], depth: int = 4) -> dict[str, 
             found |= settings_in_words({f"{name}.{part}": each for part, each in parts.items()}, depth - 1)
         elif isinstance(parts, Mapping):
             found[name] = pretty(value)
-        elif text := ", ".join(map(_setting, parts)) if isinstance(parts, list) else _setting(parts):
+        elif text := ", ".join(map(_setting, parts)) or "none" if isinstance(parts, list) else _setting(parts):
             found[name] = text
     return found
 

@@ -79,7 +79,7 @@ def inherited_turns(rollout: Mapping[str, Any]) -> int:
     from lachesis_messages.records.tree_places import TreePlace  # late: few runs have trees
 
     place = TreePlace.from_record(rollout["tree"])
-    return place.turns[place.own]
+    return place.turns[place.first_own]
 
 
 def title_of(item: Any, messages: Iterable[Mapping[str, Any]]) -> str:
