@@ -85,7 +85,7 @@ lachesis sandboxes attack --backend local""",
     "serve": """
 lachesis serve env.py -r 8 -m MODEL -b http://127.0.0.1:8001/v1 --openai.server_type vllm
 lachesis serve env.py --config train.yaml""",
-    "serve ENV --as": "lachesis serve gsm8k --as gym",
+    "serve ENV --as": "lachesis serve gsm8k --as openenv",
     "tasks": """
 lachesis tasks show tasks
 lachesis tasks verify tasks/my-task

@@ -205,7 +205,7 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
     )
     sandbox_profile: Literal["standard", "hardened"] = Field(
         default="standard",
-        description="'hardened' requires every wall and limit that the backend supports; a missing one is an error.",
+        description="'hardened' requires all protections and limits that the backend has; a missing one is an error.",
     )
     terminal_timeout: int = Field(
         default=120, ge=1, description="Time limit of a command in seconds, unless the call asks for more."

@@ -19,8 +19,8 @@ from lachesis_console.auditing.records import AuditPlay
 FEW = 3
 """Policies with one reward that share a line."""
 _DESCRIPTION = """\
-Play any environment with a reference policy if it has one, with policies that have no skill, and with cheats, in two
-processes of its own, and name what is wrong with it. Exit code 0: no errors found, 1: errors found, 2: it could not be
+Find the flaws of an environment, in two processes of its own: run its reference policy, if it has one, policies
+without any skill, and cheats. Exit code 0: no errors found, 1: errors found, 2: it could not be
 audited. Other flags are settings: --env.NAME VALUE. docs/audit.md explains the findings.
 """
 

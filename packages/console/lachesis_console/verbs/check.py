@@ -15,9 +15,10 @@ from lachesis.cli.verb_parser import VerbParser, count
 from lachesis.runs.prose import print_table
 
 _DESCRIPTION = """\
-Play an environment's reference policy twice for each item, one that does nothing, and one that calls tools at random,
-and report what is suspicious: no full marks for the reference, marks for the others, rewards that differ between equal
-plays or never differ, and a slow set-up. Other flags are settings: --env.NAME VALUE, --config FILE.
+Run three policies in an environment: its reference policy, twice for each item, one that does nothing, and one that
+calls tools at random. Report what is suspicious: less than 1 for the reference, rewards for the others, rewards that
+differ between equal rollouts or never differ, and a slow set-up. Other flags are settings: --env.NAME VALUE, --config
+FILE.
 """
 
 

@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     listing = verbs.add_parser("list", help="every sandbox of the backend")
     reaping = verbs.add_parser("reap", help="remove sandboxes whose run has ended")
-    verbs.add_parser("attack", help="try to break out of the sandboxes of a backend; 1 if a wall falls")
+    verbs.add_parser("attack", help="try to break out of the sandboxes of a backend; 1 if an attack succeeds")
     for verb in (listing, reaping):
         verb.add_argument(
             "--backend",

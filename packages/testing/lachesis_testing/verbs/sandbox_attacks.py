@@ -1,6 +1,6 @@
 """`lachesis sandboxes attack`: try to get out of sandboxes, to forge results, to outlive limits.
 
-Exit code 0: every wall held. 1: a wall fell, or an attack could not be carried out. 2: the command line is wrong.
+Exit code 0: every attack was repelled. 1: one succeeded, or could not be carried out. 2: the command line is wrong.
 """
 
 from __future__ import annotations

@@ -375,8 +375,8 @@ def _parser() -> argparse.ArgumentParser:
         "--env",
         action="append",
         metavar="NAME",
-        help="gsm8k, terminal, tool_call, tool_result, maze, or path.py:Class; again for another (default: "
-        "environments: of the file)",
+        help="a name from `lachesis envs`, path.py:Class, or one of another project (docs/bring.md); again for "
+        "another (default: environments: of the file)",
     )
     add(
         "--config",
