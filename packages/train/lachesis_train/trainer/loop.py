@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from backends.tasks import run_all
+from backends.tasks import cancel_all, run_all
 from backends.text import counted
 from lachesis_tokens.prompts.vocabulary import ANY_ROW
 from lachesis_train.curves.recorder import TrainingRecorder
@@ -199,8 +199,7 @@ class Trainer(EngineRun):
             await asyncio.wait([asked, stopped], return_when=asyncio.FIRST_COMPLETED)
             return asked.result() if asked.done() else None
         finally:
-            asked.cancel()
-            stopped.cancel()
+            await cancel_all([asked, stopped])
 
     def _check_refused(self, batch: Batch, prepared: PreparedBatch) -> None:
         """Report refused groups; raise when nothing else comes."""
