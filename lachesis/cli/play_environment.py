@@ -16,8 +16,9 @@ Verb = Literal["eval", "process", "serve"]
 _COMMANDS: Final = {"eval": "evaluate", "process": "process", "serve": "serve"}
 _DESCRIPTION: Final = {
     "eval": "Measure a model: its score with an interval, and every rollout to read.",
-    "process": "Play groups of rollouts, and write them down as training data.",
-    "serve": "Play groups for a trainer, which gets them from `lachesis api`.",
+    "process": "Run groups of rollouts, and write them down as training data.",
+    "serve": "Run groups for a trainer, which gets them from `lachesis api`. `lachesis serve ENV --as STANDARD` serves "
+    "the environment to clients of another standard, such as openenv.",
 }
 PLAIN: Final = ("--config", "--slurm", "--testing", "--save-trajectories", "--save_trajectories")
 """Flags of every setting's parser that have no section."""
@@ -131,7 +132,7 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
     add(
         "openai.model_name",
         "MODEL",
-        "name of the model on its server; or embedded, reference, or a GGUF file",
+        "name of the model on its server; or embedded (what most environments have), reference, or a GGUF file",
         "-m",
         "--model",
     )
