@@ -292,6 +292,11 @@ print(*toolsets.resolve_toolset("full_stack"), toolsets.validate_toolset("full_s
 for name in ("debugging", "full_stack", "web"):
     print(*(each["function"]["name"] for each in model_tools.get_tool_definitions([name])))
 model_tools.get_tool_definitions(["full_stack"], quiet_mode=True)
+toolsets.TOOLSETS["mine"] = {"tools": ["terminal", "web_search"]}
+try:
+    print(model_tools.get_tool_definitions(["mine"]))
+except lachesis.LachesisError as error:
+    print(str(error).partition(",")[0])
 """
     left_out = "toolsets without tools here are left out:"
     assert run(program, tmp_path).splitlines() == [
@@ -299,4 +304,5 @@ model_tools.get_tool_definitions(["full_stack"], quiet_mode=True)
         *(f"{left_out} web", "terminal"),
         *(f"{left_out} web, vision, browser", "terminal process"),
         *(f"{left_out} web", ""),
+        "tools ['web_search'] are not in this registry",
     ]

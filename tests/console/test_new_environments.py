@@ -199,6 +199,16 @@ def test_each_reason_without_a_score_has_its_own_count() -> None:
     assert sorted(first.reasons.values()) == [1, 3] and first.tracebacks.keys() == first.reasons.keys()
 
 
+def test_different_exceptions_of_one_line_are_all_shown() -> None:
+    def fails(said: str, word: str) -> float:
+        raise (KeyError if word == "pear" else ValueError)(said)
+
+    report = asyncio.run(
+        check_environment(type("Echo", (Echo,), {"__module__": __name__, "earns": staticmethod(fails)}), items=2)
+    )
+    assert sorted(trace.split(": ")[1] for trace in report.tracebacks) == ["KeyError", "ValueError"]
+
+
 @pytest.mark.parametrize(
     ("line", "broken", "said"),
     [

@@ -19,7 +19,7 @@ from lachesis_messages.records.jsonl import read_lines
 from lachesis_testing.export_suite import example_groups
 from lachesis_view import app as viewer
 from lachesis_view.filters import Filter
-from lachesis_view.html import brief, decimals
+from lachesis_view.html import brief, decimals, settings_in_words
 from lachesis_view.index import Index
 from lachesis_view.matrix import ITEMS, comparable, difference, matrix, passes
 from lachesis_view.pairs import paired
@@ -225,3 +225,9 @@ def test_an_item_has_one_name_in_the_viewer_in_a_report_and_in_a_comparison(inde
     write_comparison(tmp_path / "compared.html", compare(tmp_path / "runs/old", tmp_path / "runs/new"))
     compared = of_page((tmp_path / "compared.html").read_text())["items"]
     assert names.items() <= {key: name for key, *_, name in compared}.items()
+
+
+def test_an_empty_list_among_settings_is_not_null() -> None:
+    """Of toolsets, null is all of them, and an empty list none."""
+    said = settings_in_words({"toolsets": [], "image": None, "servers": [{"url": "u", "key": None}], "n": [1, 2]})
+    assert said == {"toolsets": "none", "servers.0.url": "u", "n": "1, 2"}

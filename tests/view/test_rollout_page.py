@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.loop.outcome import Outcome
+from lachesis.loop.outcome import Outcome, in_words
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis.runs.group_records import group_record
@@ -25,7 +25,7 @@ from lachesis_testing.export_suite import example_groups
 from lachesis_view.app import Viewer
 from lachesis_view.filters import Filter
 from lachesis_view.group_page import group_context
-from lachesis_view.html import Templates, in_words
+from lachesis_view.html import Templates
 from lachesis_view.html.rollout import rollout_view, title_of
 from lachesis_view.index import Index
 from lachesis_view.rollout_page import rollout_context, sample_tokens

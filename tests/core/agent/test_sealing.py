@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from backends import SandboxSpec, create_backend
+from backends import SandboxSpec, create_backend, tasks
 from lachesis.runs.failures import RunStopped
 from lachesis.tool_context import artifacts
 from lachesis.tool_context.file_copies import HostDiskFull
@@ -46,8 +47,17 @@ async def agent(ctx: ToolContext, command: str) -> str:
     return (await call_tool("terminal", {"command": command}, ctx._session)).content
 
 
-async def test_artifacts_keep_their_modes_and_times(sessions: ToolSessions) -> None:
+@pytest.mark.parametrize("links", [True, False])
+async def test_artifacts_keep_their_modes_and_times(
+    sessions: ToolSessions, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
     """A task may ask for a key that only its owner can read, or a folder that nobody changes."""
+
+    def refused(*_: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    if not links:  # on this machine, as on some network file systems
+        monkeypatch.setattr(artifacts.os, "link", refused)
     ctx = context(sessions)
     made = "mkdir -p d/ro; for file in key run far d/key d/ro/x; do echo k > $file; chmod 400 $file; done; mkdir ro"
     await agent(ctx, f"{made}; touch -d @5 key d/key; touch -d @-9223372036854775808 far; chmod 4750 run")
@@ -187,6 +197,21 @@ async def test_a_disk_without_room_is_named_whatever_the_agent_left(sessions: To
     with pytest.raises(HostDiskFull, match="Next step: make room there, set TMPDIR"):
         await ctx.seal(["never made"], max_bytes=1 << 60)
     assert isinstance(ctx.failure, HostDiskFull) and artifacts._promised == 0
+
+
+async def test_a_reward_that_goes_on_after_its_time_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Swallows(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            await asyncio.sleep(0.3)
+            return 1.0
+
+    monkeypatch.setattr(tasks, "GOES_ON", 0.05)
+    await process(Swallows, tmp_path, [say("Done.")], reward_timeout=0.2, max_failed_groups=9)
+    assert any("reward still runs" in said for said in caplog.messages), caplog.messages
 
 
 async def test_a_full_disk_stops_the_run_and_scores_nothing(tmp_path: Path) -> None:

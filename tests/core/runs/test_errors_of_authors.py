@@ -204,7 +204,11 @@ def test_what_fails_in_our_code_keeps_its_frames() -> None:
             2,
             "needs the package 'lachesis_of_nobody', which is not installed. Next step: pip",
         ),
-        ("from lachesiss import X", 2, "needs the package 'lachesiss', which is not installed; did you mean lachesis?"),
+        (
+            "from lachesiss import X",
+            2,
+            "'lachesiss', which is not installed; did you mean lachesis? Else: pip install lachesiss",
+        ),
     ],
 )
 def test_a_module_that_cannot_be_imported_shows_its_own_line(tmp_path: Path, text: str, code: int, said: str) -> None:
