@@ -241,8 +241,8 @@ class Sandbox(Protocol):
     ) -> None:
         """Copy the contents of the folder `local` of this machine into the folder `remote`, created if missing.
 
-        Contents, modes and symbolic links are kept; owners are not. `modes` are by path below it, where they differ
-        from those of this machine, and `.` for `remote` itself.
+        Contents, modes and symbolic links are kept; owners are not. `modes` overrides the modes of this machine, by
+        path below `local`; `.` is `remote` itself.
         """
         ...
 

@@ -57,7 +57,8 @@ A flag wins over the file, and the file over the class. A flag of a setting that
 
 """
 NONE = """\
-These are accepted, so that old settings files work, and change nothing: {ignored}.
+These are accepted, so that old settings files work, and change nothing: {ignored}. `env.batch_size`, the sequences of a
+step, is read by `lachesis train` only (default: 8 groups).
 
 These are rejected, since they would change what the model does; other settings do the same:
 
@@ -165,7 +166,7 @@ def page() -> str:
     parts.append(f"\n## {title_of('openai')}\n\n{settings_table(ServerConfig, server)}")
     parts.append(f"\n## The trainer (`training:` in YAML)\n\n{settings_table(TrainingSettings, of(TrainingSettings))}")
     parts.append(f"\n## Fine-tuning on files (`sft:` in YAML)\n\n{settings_table(SftSettings, of(SftSettings))}")
-    ignored = [name for name in of_group["none"] if facts_of(env, name).ignored]
+    ignored = [name for name in of_group["none"] if facts_of(env, name).ignored and name != "batch_size"]
     ignored += [f"openai.{name}" for name in ServerConfig.model_fields if name not in server]
     parts.append(f"\n## {title_of('none')}\n\n")
     parts.append(NONE.format(ignored=", ".join(f"`{name}`" for name in sorted(ignored))))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def pack(folder: str, file: IO[bytes], most: float = math.inf, modes: Mapping[str, int] | None = None) -> None:
     """Write the files, folders and symbolic links below `folder`. Members that vanish meanwhile are left out.
 
-    `modes` are those of members, by path, that differ from what is on disk; `.` is the folder itself, else left out.
+    `modes` overrides the modes on disk, by path; with `.`, the folder itself is written too.
 
     Raises `OSError` for what cannot be read, and for more than `most` members.
     """

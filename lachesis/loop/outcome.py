@@ -37,7 +37,10 @@ OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)
 """How a rollout ends whose next completion has too little room."""
 
 
-SHOWN = {Outcome.CONTEXT_EXHAUSTED.value: "out of tokens"}
+DECLINED = "declined"
+"""The kind of a rollout (`Rollout.unscored_kind`) whose score is not missing: a batch has none, or the reward is None
+on purpose."""
+SHOWN = {Outcome.CONTEXT_EXHAUSTED.value: "out of tokens", DECLINED: "no reward"}
 """What people read in the place of a name: a context is only one of the limits of tokens."""
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from backends import BackendError
 from backends.errors import ExitCode, LachesisError, SettingsError
+from lachesis.loop.outcome import DECLINED as DECLINED
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, Cost, TokenCount
 from lachesis.rewards.reward import Reward, finite_number
@@ -31,9 +32,6 @@ log = logging.getLogger(__name__)
 
 MODEL_SERVER = "model_server"
 """The kind of a rollout without a score (`Rollout.unscored_kind`) that says nothing about the item or the model."""
-
-DECLINED = "declined"
-"""The kind where no score is missing: a batch has none, or the reward is None on purpose."""
 
 BROKEN_ITEM = "broken_item"
 """The kind of a rollout without a score whose item cannot be played."""

@@ -170,9 +170,8 @@ class FailureBrake:
         """Print the exceptions of a group, each of them once."""
         self.exceptions += len(decision.tracebacks)
         for trace in decision.tracebacks:
-            if (alike := lines_of(trace) or VARYING.sub("#", trace)) not in self._shown and len(
-                self._shown
-            ) < MAX_TRACEBACKS:
+            alike = lines_of(trace) or VARYING.sub("#", trace)
+            if alike not in self._shown and len(self._shown) < MAX_TRACEBACKS:
                 self._shown.add(alike)
                 headline, _, rest = trace.partition("\n")
                 line = f"exception in the environment, on {key}: {headline}"

@@ -11,9 +11,10 @@ from typing import Any
 import orjson
 
 from lachesis.figures.intervals import mean_over_items
+from lachesis.loop.outcome import in_words
 from lachesis.loop.rollout import DECLINED
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
-from lachesis_view.html import ended, in_words, visible
+from lachesis_view.html import ended, visible
 from lachesis_view.index import Index
 from lachesis_view.metrics import SHOWN, mean
 from lachesis_view.reports.training import environments

@@ -16,11 +16,11 @@ import orjson
 from lachesis.figures.passes import PASS
 from lachesis.figures.repaired_calls import NAME as REPAIRED_CALLS
 from lachesis.figures.tool_failures import ToolFailures
+from lachesis.loop.outcome import in_words
 from lachesis.loop.rollout import DECLINED
 from lachesis_messages.errors import MISSHAPEN
 from lachesis_messages.records.groups import stored_messages
 from lachesis_messages.records.split_rollouts import LARGEST_REWARD
-from lachesis_view.html import in_words
 from lachesis_view.html.rollout import COMPONENT, texts_of, title_of
 from lachesis_view.metrics import metric_name
 

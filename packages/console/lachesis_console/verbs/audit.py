@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from backends.errors import SettingsError, cannot_read
+from backends.errors import SettingsError
 from backends.text import counted, escaped
 from lachesis.cli.verb_parser import VerbParser, count
 from lachesis.runs.prose import print_table
@@ -20,8 +20,8 @@ FEW = 3
 """Policies with one reward that share a line."""
 _DESCRIPTION = """\
 Find the flaws of an environment, in two processes of its own: run its reference policy, if it has one, policies
-without any skill, and cheats. Exit code 0: no errors found, 1: errors found, 2: it could not be
-audited. Other flags are settings: --env.NAME VALUE. docs/audit.md explains the findings.
+without any skill, and cheats. Exit code 0: no errors found, 1: errors found, 2: it could not be audited. Other flags
+are settings: --env.NAME VALUE. docs/audit.md explains the findings.
 """
 
 
@@ -62,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.json is not None:
         given.json.write_text(json.dumps(found.to_record(), indent=1, ensure_ascii=False) + "\n")
     if found.not_audited:
-        unread = found.not_audited.startswith(cannot_read(given.environment.partition(":")[0]))
-        said = f"error: {'' if unread else f'{given.environment} could not be audited: '}{found.not_audited}"
+        named = given.environment.partition(":")[0] in found.not_audited
+        said = f"error: {'' if named else f'{given.environment} could not be audited: '}{found.not_audited}"
         beside.print(said, markup=False, highlight=False, soft_wrap=True)
         return found.exit_code
     table = Table("policy", "rollouts", "mean reward", "lowest", "highest", "no score", "s", box=None, pad_edge=False)

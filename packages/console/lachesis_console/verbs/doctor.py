@@ -76,10 +76,8 @@ async def examine(purpose: str | None, options: dict[str, Any]) -> list[Check]:
         await sandboxes("local", {}, needed=True),
     ]
     demo = [_model()]
-    of_problems = "the demo's problems of the dataset gsm_symbolic"
-    problems = _packages(
-        "gsm_symbolic problems", ["reasoning_gym"], "pip install --no-deps reasoning-gym", use=of_problems
-    )
+    install = "pip install --no-deps reasoning-gym"
+    problems = _packages("gsm_symbolic problems", ["reasoning_gym"], install, use="the default problems of gsm8k")
     train = [_packages("trainer", TRAINING, "pip install 'lachesis-rl[torch]'", use="lachesis train")]
     if purpose is not None:
         return [*checks, *(replace(check, needed=True) for check in (demo if purpose == "demo" else train))]

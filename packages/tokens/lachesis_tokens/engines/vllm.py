@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from lachesis_client.chat_format import cached_tokens
+from lachesis_client.chat_format import cached_tokens, in_order
 from lachesis_client.errors import BadResponse
 from lachesis_client.sampling import LogprobsKind, Sampling
 from lachesis_tokens.engines.base import REPLAY, Generation, PromptLogprobs
@@ -56,7 +56,7 @@ class VLLMEngine(SingleRequestEngine):
         if choices is None:
             keys = ", ".join(map(str, body)) or "none"
             raise BadResponse(self.base_url, f"the answer has no choices (its keys: {keys})")
-        return sorted(choices, key=lambda choice: choice.get("index") or 0)
+        return in_order(choices)
 
     def completion(
         self, ids: object, values: object, choice: Mapping[str, Any], body: Mapping[str, Any], name: object

@@ -14,14 +14,9 @@ from typing import Any
 import jinja2
 import orjson
 
-from lachesis.loop import outcome as outcomes
+from lachesis.loop.outcome import in_words
 
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-
-
-def in_words(name: str) -> str:
-    """An outcome or a cause of the record, for people. "declined" is a rollout that should have no reward."""
-    return "no reward" if name == "declined" else outcomes.in_words(name)
 
 
 class Templates:

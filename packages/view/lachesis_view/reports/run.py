@@ -29,10 +29,10 @@ from lachesis.figures.intervals import Mean, mean_over_items
 from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.passes import bounds, ks, pass_at_k, pass_hat_k
 from lachesis.figures.summary import Summary
-from lachesis.loop.outcome import advice_if_cut_off
+from lachesis.loop.outcome import advice_if_cut_off, in_words
 from lachesis.loop.rollout import DECLINED
 from lachesis_messages.records.groups import stored_messages
-from lachesis_view.html import Templates, ended, in_words, pretty, reward_axis, tone, visible, write_page
+from lachesis_view.html import Templates, ended, pretty, reward_axis, tone, visible, write_page
 from lachesis_view.html.parts import Parts, pack, to_json
 from lachesis_view.html.rollout import HEADLINE, last_words, rollout_view, title_of, tool_views
 from lachesis_view.names import group_name, places_of
