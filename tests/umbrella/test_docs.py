@@ -209,4 +209,4 @@ def test_every_outcome_of_a_rollout_has_its_row(page: str) -> None:
     _, _, text = (ROOT / "docs" / page).read_text(encoding="utf-8").partition("## How a rollout ends\n")
     rows = re.findall(r"^\| `(\w+)`(.*)", text.partition("\n## ")[0], re.MULTILINE)
     assert [name for name, _ in rows] == [outcome.value for outcome in Outcome]
-    assert all(shown in dict(rows)[name] for name, shown in SHOWN.items())
+    assert all(SHOWN.get(name, "") in text for name, text in rows)

@@ -259,7 +259,8 @@ def test_kills_at_any_moment_lose_and_double_nothing(tmp_path: Path, kills: int)
         assert ends[-1] >> 8 == 1, "some samples failed, and the run ended by itself"
         assert ends.count(signal.SIGKILL) > kills // 2, output
         assert batch(flags(source, tmp_path / "whole", server.base_url, "--samples", "2")) == 1
-    assert sum(asked.values()) > 4 * len(rows), "kills made samples be played again"
+    again = sum(asked.values()) - 4 * len(rows)
+    assert again > 0 or (again == 0 and kills == 2), "kills make samples be played again; two may miss every request"
     one, other = tmp_path / "killed" / "run", tmp_path / "whole" / "run"
     assert same(entries(one)) == same(entries(other))
     assert same(lines(one / "trajectories.jsonl")) == same(entries(one))

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.json is not None:
         given.json.write_text(json.dumps(found.to_record(), indent=1, ensure_ascii=False) + "\n")
     if found.not_audited:
-        named = given.environment.partition(":")[0] in found.not_audited
+        named = given.environment.partition(":")[0] in found.not_audited.partition("\n")[0]
         said = f"error: {'' if named else f'{given.environment} could not be audited: '}{found.not_audited}"
         beside.print(said, markup=False, highlight=False, soft_wrap=True)
         return found.exit_code
