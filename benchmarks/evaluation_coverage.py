@@ -1,4 +1,4 @@
-"""Whether `evaluate` is honest where 20 % of the samples are lost: its mean, and how often its interval holds it.
+"""Whether `eval` is honest where 20 % of the samples are lost: its mean, and how often its interval holds it.
 
     python -m benchmarks.evaluation_coverage [--seeds 200] [--items 40]
 

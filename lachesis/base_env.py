@@ -177,7 +177,7 @@ class HermesAgentBaseEnv(AtroposBase):
         return cls.env_config_cls(), [ServerConfig(model_name=EMBEDDED)]
 
     async def get_eval_items(self) -> Sequence[Any]:
-        """Items that `evaluate` plays. Default: the first `eval_items` of `get_next_item`, which `serve` then holds out
+        """Items that `eval` plays. Default: the first `eval_items` of `get_next_item`, which `serve` then holds out
         of training, so that all its evaluations play the same items."""
         from lachesis.figures.item_keys import first_items
 

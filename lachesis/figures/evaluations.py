@@ -1,4 +1,4 @@
-"""The items of `evaluate`, and the figures of the table that it ends with."""
+"""The items of `eval`, and the figures of the table that it ends with."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class Summary:
 
 
 def evaluation_metrics(summary: Summary) -> dict[str, float | int]:
-    """The metrics that `evaluate` writes to metrics.json. Undefined ones are absent: NaN is not JSON."""
+    """The metrics that `eval` writes to metrics.json. Undefined ones are absent: NaN is not JSON."""
     figures: dict[str, float] = {}
     for name, (mean, worst, best) in summary.figures().items():
         figures |= {name: mean.mean, f"{name}_low": mean.low, f"{name}_high": mean.high}

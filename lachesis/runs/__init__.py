@@ -1,1 +1,1 @@
-"""Running an environment: settings, model servers, `process`, `evaluate` and `serve`, progress and reports."""
+"""Running an environment: settings, model servers, `process`, `eval` and `serve`, progress and reports."""

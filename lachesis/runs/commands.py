@@ -1,4 +1,4 @@
-"""`process` and `evaluate`: one pipeline, with the sink and the pace of each."""
+"""`process` and `eval`: one pipeline, with the sink and the pace of each."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def process(env: Environment, *, hold_out: bool = False) -> RunResult:
 
 
 async def evaluate_alone(env: Environment) -> Any:
-    """`evaluate` as a command: whatever the environment's own method returns. Raises as `own_evaluation`."""
+    """`eval` as a command: whatever the environment's own method returns. Raises as `own_evaluation`."""
     folder = env.config.data_dir_to_save_evals
     if folder is not None and env.evaluates_itself:
         from lachesis.runs.own_figures import write_settings

@@ -1,4 +1,4 @@
-"""The sink of `process` and `evaluate`: files, so that a second start continues where the first one stopped.
+"""The sink of `process` and `eval`: files, so that a second start continues where the first one stopped.
 
 The groups file is the truth. The ShareGPT trajectories follow from it, and a start completes them from it if a run was
 killed between the two writes.

@@ -1,6 +1,6 @@
 """The one loop of every run: draw an item, play its group, decide, hand the decision to the sink.
 
-`process`, `evaluate` and `serve` are this loop with different sinks, which also set the pace. One invariant: a group
+`process`, `eval` and `serve` are this loop with different sinks, which also set the pace. One invariant: a group
 that was played reaches the sink, whatever ends the run meanwhile. Only groups in flight are played again by the next
 start.
 """

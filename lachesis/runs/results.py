@@ -42,7 +42,7 @@ def program() -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Where `process` and `evaluate` write: everything next to the groups file."""
+    """Where `process` and `eval` write: everything next to the groups file."""
 
     groups: Path
     own_names: bool = False
@@ -70,7 +70,7 @@ class RunFiles:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How `process` or `evaluate` came out."""
+    """How `process` or `eval` came out."""
 
     files: RunFiles
     summary: Summary

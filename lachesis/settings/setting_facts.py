@@ -25,7 +25,7 @@ class Facts:
     content: Literal["always", "never", "training", "evaluation"] = "always"
     """When the setting decides what a run writes: a second start of that run must then have the same value."""
     only_serve: bool = False
-    """Whether `process` and `evaluate` do not read it."""
+    """Whether `process` and `eval` do not read it."""
     ignored: bool = False
     """A setting of Atropos that is accepted, so that old settings files work, and that changes nothing."""
     removed: bool = False

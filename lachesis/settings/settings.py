@@ -251,18 +251,18 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
     max_failed_groups: Annotated[int, HOW] = Field(
         default=3,
         ge=1,
-        description="Consecutive groups without a scored rollout before the run stops; `evaluate` stops after as "
+        description="Consecutive groups without a scored rollout before the run stops; `eval` stops after as "
         "many rollouts as these groups have.",
     )
 
     # Evaluation.
-    eval_items: Annotated[int, HOW] = Field(default=50, ge=1, description="Problems that `evaluate` plays.")
+    eval_items: Annotated[int, HOW] = Field(default=50, ge=1, description="Problems that `eval` plays.")
     eval_samples: Annotated[int, HOW] = Field(
         default=1, ge=1, description="Samples of each problem, from which pass@k and pass^k are computed."
     )
     eval_category: Annotated[str, HOW] = Field(
         default="category",
-        description="Field of an item, or of its metadata, by which `evaluate` breaks scores down.",
+        description="Field of an item, or of its metadata, by which `eval` breaks scores down.",
     )
     eval_temperature: Annotated[float, Facts(content="evaluation")] = Field(
         default=0.0,
@@ -271,14 +271,14 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
         description="Sampling temperature of evaluation; if it is not set, several samples of a problem use "
         "agent_temperature.",
     )
-    max_eval_workers: Annotated[int, HOW] = Field(default=16, description="Rollouts that `evaluate` plays at once.")
+    max_eval_workers: Annotated[int, HOW] = Field(default=16, description="Rollouts that `eval` plays at once.")
 
     # Output.
     data_path_to_save_groups: Annotated[str | None, HOW] = Field(
         default=None, description="Where `process` writes (PATH.jsonl); default: data/NAME/groups.jsonl."
     )
     data_dir_to_save_evals: Annotated[str | None, HOW] = Field(
-        default=None, description="Folder that `evaluate` writes into; default: data/NAME/eval."
+        default=None, description="Folder that `eval` writes into; default: data/NAME/eval."
     )
     when_code_changed: Annotated[Literal["ask", "new_folder", "continue"], HOW] = Field(
         default="ask",

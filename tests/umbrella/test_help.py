@@ -12,6 +12,7 @@ from lachesis.cli.examples import EXAMPLES
 from lachesis.cli.play_environment import DEFAULTS
 from lachesis.settings.settings import HermesAgentEnvConfig
 from tests.umbrella.golden.names import printed
+from tests.umbrella.test_docs import ROOT
 
 FLAG = re.compile(r"(?<![\[\w-])--?[A-Za-z][\w-]*(?![\w.-])")
 
@@ -63,3 +64,11 @@ def test_the_defaults_of_short_flags_are_those_of_the_settings() -> None:
     assert {name: fields[name.removeprefix("env.")].default for name in DEFAULTS} == DEFAULTS
     assert "items to play, one group each (default: 1000)" in " ".join(printed("process").split())
     assert "(default: 1000)" not in printed("serve")
+
+
+def test_the_command_that_measures_a_model_has_one_name_in_helps_and_docs() -> None:
+    """`evaluate` is its name in the command line of Hermes and Atropos."""
+    older = {"from-atropos.md", "atropos-environments.md", "migrating.md"}
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in older]
+    texts = {page.name: page.read_text(encoding="utf-8") for page in pages} | {verb: printed(verb) for verb in VERBS}
+    assert [name for name, text in texts.items() if "`evaluate`" in text.replace("(`evaluate` for `eval`)", "")] == []

@@ -1,4 +1,4 @@
-"""When `evaluate` runs beside training."""
+"""When `eval` runs beside training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lachesis.tracebacks import explained
 
 
 class EvaluationSchedule:
-    """Runs `evaluate` beside training.
+    """Runs `eval` beside training.
 
     Several boundaries that are crossed at once are one evaluation: the weights of the earlier ones are gone. A boundary
     that is crossed during an evaluation is evaluated right after it.

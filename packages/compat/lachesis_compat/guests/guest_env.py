@@ -51,7 +51,7 @@ class GuestEnv(RecordedEnv):
 
     @abstractmethod
     def eval_rows(self) -> Sequence[Any]:
-        """The items of `evaluate`, which plays the first `eval_items` of them."""
+        """The items of `eval`, which plays the first `eval_items` of them."""
 
     @abstractmethod
     async def play(self, item: Any, recording: Recording, settings: HermesAgentLoop) -> GuestVerdict:

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="With --run-dir it writes the trained model of a training run: `lachesis export --run-dir DIR --help`.",
     )
     parser.add_argument(
-        "groups", type=Path, metavar="RUN", help="a groups file of `process`, `evaluate` or `batch`, or its folder"
+        "groups", type=Path, metavar="RUN", help="a groups file of `process`, `eval` or `batch`, or its folder"
     )
     names = ", ".join([*EXPORTS.names(), JOB])
     parser.add_argument(

@@ -229,7 +229,7 @@ class HarborEnv(HermesAgentBaseEnv):
                     remove_tree(str(kept), 60.0)
 
     def _data_folders(self) -> tuple[Path, Path]:
-        """Of `process` and of `evaluate`."""
+        """Of `process` and of `eval`."""
         config = self.config
         groups = Path(config.data_path_to_save_groups or data_folder(self.run_name) / "groups.jsonl")
         return groups.parent, Path(config.data_dir_to_save_evals or data_folder(self.run_name) / "eval")

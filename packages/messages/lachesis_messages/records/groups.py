@@ -43,7 +43,7 @@ def read_groups(path: StrPath, *, again: bool = False) -> Iterator[dict[str, Any
 
 
 def read_items(path: StrPath) -> Iterator[dict[str, Any]]:
-    """The groups of a file; the samples of an item of `batch` and `evaluate`, which have a group for each, are one.
+    """The groups of a file; the samples of an item of `batch` and `eval`, which have a group for each, are one.
 
     Reads the file twice. Memory grows with the number of items, and holds those with samples that are still to come.
     """

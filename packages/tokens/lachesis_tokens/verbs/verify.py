@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _in_folder(folder: Path) -> Path:
-    """The file of groups that `process`, or else `evaluate`, wrote there."""
+    """The file of groups that `process`, or else `eval`, wrote there."""
     evaluated = folder / "samples.jsonl"
     return evaluated if evaluated.exists() and not (folder / "groups.jsonl").exists() else folder / "groups.jsonl"
 

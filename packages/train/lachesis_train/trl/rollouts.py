@@ -72,7 +72,7 @@ class LachesisRollouts(CalledEnvironment):
         return self.running.call(lambda: self._items.draw(count))
 
     def eval_dataset(self) -> Dataset:
-        """The items that `evaluate` plays (`env.eval_items`). Call it before `dataset`, so that they are the same."""
+        """The items that `eval` plays (`env.eval_items`). Call it before `dataset`, so that they are the same."""
         return self.running.call(self._items.draw_for_evaluation)
 
     # What the trainer calls.

@@ -1,6 +1,6 @@
 """`lachesis eval compare A B`: two evaluations of the same items, item by item, with intervals and a p value.
 
-A and B are folders of `evaluate`, or their samples.jsonl. The difference is that of the means of the items that both
+A and B are folders of `eval`, or their samples.jsonl. The difference is that of the means of the items that both
 have; its p is that of a permutation test.
 """
 

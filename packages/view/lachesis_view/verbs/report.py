@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "groups",
         type=Path,
-        help="the folder of a run, a groups.jsonl of `process` or `batch`, or a samples.jsonl of `evaluate`",
+        help="the folder of a run, a groups.jsonl of `process` or `batch`, or a samples.jsonl of `eval`",
     )
     parser.add_argument("--output", type=Path, help="where to write it (default: next to the file, as .html)")
     one = parser.add_mutually_exclusive_group()
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyError, TypeError):
         raise LachesisError(
             f"{arguments.groups}: its lines are not groups; "
-            "name a groups.jsonl of `process` or a samples.jsonl of `evaluate`"
+            "name a groups.jsonl of `process` or a samples.jsonl of `eval`"
         ) from None
     except OSError as error:
         raise LachesisError(f"{output}: cannot be written ({error.strerror}); choose another --output") from error
