@@ -1,7 +1,7 @@
 """From the name or the place of an environment to its class, for every command that plays one.
 
-A target is a name of `ENVIRONMENTS`, `path.py`, `path.py:Class`, `package.module:Class`, or `SCHEME:NAME`, such as
-`textarena:Sudoku-v0` or `harbor:tasks`. The class may be one of Atropos.
+A target is what `verb_parser.ENVIRONMENT` says; `SCHEME:NAME` is `textarena:Sudoku-v0` or `harbor:tasks`, for example.
+The class may be one of Atropos.
 """
 
 from __future__ import annotations

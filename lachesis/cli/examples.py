@@ -98,9 +98,9 @@ lachesis tasks build tasks --recipe fixes/recipe.toml --write-expected""",
     "tasks verify": "lachesis tasks verify tasks/my-task --times 2",
     "train": """
 lachesis train --env tool_call --config configs/train_tool_call.yaml
-lachesis train --env env.py:Class --warm-start 48 --training.base_model smollm2
+lachesis train --env env.py --warm-start 48 --training.base_model smollm2 --training.num_steps 100
 lachesis train --sft data/run/trajectory_samples.jsonl --training.base_model smollm2
-lachesis train --rehearse --env env.py:Class --servers 2      what a run would do, in virtual time""",
+lachesis train --rehearse --env env.py --servers 2      what a run would do, in virtual time""",
     "train --rehearse": "lachesis train --rehearse --env gsm8k --servers 2 --tokens-per-second 2000 --tokens 50-400",
     "trajectories": """
 lachesis trajectories stats data/run/trajectory_samples.jsonl

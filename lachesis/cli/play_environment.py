@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from backends.errors import SettingsError
-from lachesis.cli.verb_parser import NO_ENVIRONMENT, VerbParser
+from lachesis.cli.verb_parser import ENVIRONMENT, MODEL, NO_ENVIRONMENT, OF_ENVIRONMENT, VerbParser
 
 Verb = Literal["eval", "process", "serve"]
 
@@ -22,11 +22,11 @@ _DESCRIPTION: Final = {
 }
 PLAIN: Final = ("--config", "--slurm", "--testing", "--save-trajectories", "--save_trajectories")
 """Flags of every setting's parser that have no section."""
-_EPILOG: Final = """\
-ENV is env.py, env.py:Class, package.module:Class, SCHEME:NAME, or a name that `lachesis envs` lists.
+_EPILOG: Final = f"""\
+ENV is {ENVIRONMENT}.
 
 Every other setting has its own flag, --env.NAME VALUE or --openai.NAME VALUE, or a line in --config FILE;
-`lachesis {verb} ENV --help-all` lists them, with the environment's own, and the defaults that it sets.
+`lachesis {{verb}} ENV --help-all` lists them, with the environment's own, and the defaults that it sets.
 """
 
 
@@ -129,19 +129,14 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
         "process": ("env.total_steps", "items to play, one group each"),
         "serve": ("env.total_steps", "step of the trainer to stop at"),
     }[verb]
-    add(
-        "openai.model_name",
-        "MODEL",
-        "name of the model on its server; or embedded (what most environments have), reference, or a GGUF file",
-        "-m",
-        "--model",
-    )
+    add("openai.model_name", "MODEL", f"{MODEL} {OF_ENVIRONMENT}", "-m", "--model")
     add("openai.base_url", "URL", "URL of the OpenAI-compatible server", "-b", "--base-url")
     add("openai.api_key", "KEY", "API key of the server", "-k", "--api-key")
     add(number, "N", counted, "-n", read=int)
     add("env.eval_samples" if evaluates else "env.group_size", "N", "rollouts per item", "-r", read=int)
     workers = "env.max_eval_workers" if evaluates else "env.max_num_workers"
-    add(workers, "N", f"{'rollouts' if evaluates else 'groups'} at once", "-c", "--concurrency", read=int)
+    at_once = "rollouts at once" if evaluates else "groups at once (default: 8 for each server)"
+    add(workers, "N", at_once, "-c", "--concurrency", read=int)
     add_agent_flags(add, temperature="env.eval_temperature" if evaluates else "env.agent_temperature")
     if evaluates:
         add("env.data_dir_to_save_evals", "FOLDER", "folder for the results", "-o", "--output")

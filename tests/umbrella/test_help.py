@@ -10,7 +10,10 @@ import pytest
 from lachesis.cli import SUBCOMMANDS, VERBS, main
 from lachesis.cli.examples import EXAMPLES
 from lachesis.cli.play_environment import DEFAULTS
+from lachesis.cli.verb_parser import ENVIRONMENT
+from lachesis.runs.command_line import nest_flags
 from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_train.verbs.launch_training import make_parser, read_settings
 from tests.umbrella.golden.names import printed
 from tests.umbrella.test_docs import ROOT
 
@@ -72,3 +75,21 @@ def test_the_command_that_measures_a_model_has_one_name_in_helps_and_docs() -> N
     pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in older]
     texts = {page.name: page.read_text(encoding="utf-8") for page in pages} | {verb: printed(verb) for verb in VERBS}
     assert [name for name, text in texts.items() if "`evaluate`" in text.replace("(`evaluate` for `eval`)", "")] == []
+
+
+def test_the_helps_say_the_same_of_an_environment_and_have_a_default_for_each_model_and_number_at_once() -> None:
+    verbs = ("eval", "process", "serve", "play", "chat", "check", "audit", "batch", "train", "train --rehearse")
+    texts = {verb: printed(verb) for verb in verbs}
+    assert [verb for verb, text in texts.items() if ENVIRONMENT not in " ".join(text.split())] == []
+    for text in texts.values():
+        for flag in re.findall(r"^  -[mc], .*(?:\n {8}.*)*", text, re.M):
+            assert "(default: " in " ".join(flag.split()), flag
+
+
+def test_the_examples_of_training_have_the_settings_that_a_run_needs() -> None:
+    for line in EXAMPLES["train"].strip().splitlines():
+        flags = re.split(r" {3,}", line)[0].split()[2:]
+        if "--rehearse" not in flags and "--sft" not in flags:
+            given = vars(make_parser().parse_known_args(flags)[0])
+            config = given.pop("config", None)
+            read_settings(ROOT / config if config else None, nest_flags(given))

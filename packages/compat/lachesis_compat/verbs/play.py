@@ -1,6 +1,6 @@
-"""`lachesis play TARGET [process|serve|evaluate] ...`: play an environment, also one that was written for Atropos.
+"""`lachesis play ENV [process|serve|evaluate] ...`: play an environment, also one that was written for Atropos.
 
-TARGET and flags are those of `lachesis process` (the default), `serve` and `eval`; `lachesis play TARGET process
+Flags are those of `lachesis process` (the default), `serve` and `eval`; `lachesis play ENV process
 --help` lists all settings (`--env.NAME VALUE`, `--openai.NAME VALUE`). For environments of Atropos, `--drift` prints
 where the tokens that the environment returned differ from the sampled ones; `--json` prints that as JSON lines.
 """
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from backends.errors import SettingsError
 from lachesis.cli.play_environment import Verb
-from lachesis.cli.verb_parser import VerbParser
+from lachesis.cli.verb_parser import ENVIRONMENT, VerbParser
 
 _VERBS: Final[dict[str, Verb]] = {"process": "process", "serve": "serve", "evaluate": "eval", "eval": "eval"}
 
@@ -22,7 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(argv or ())
     if not arguments or arguments[0] in ("-h", "--help"):
         parser = VerbParser(
-            prog="lachesis play", description=__doc__, usage="%(prog)s TARGET [process|serve|evaluate] [options]"
+            prog="lachesis play",
+            description=f"{__doc__}\nENV is {ENVIRONMENT}.",
+            usage="%(prog)s ENV [process|serve|evaluate] [options]",
         )
         parser.print_help()
         return 0 if arguments else 2

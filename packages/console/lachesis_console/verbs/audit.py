@@ -12,7 +12,7 @@ from rich.table import Table
 
 from backends.errors import SettingsError
 from backends.text import counted, escaped
-from lachesis.cli.verb_parser import VerbParser, count
+from lachesis.cli.verb_parser import ENVIRONMENT, VerbParser, count
 from lachesis.runs.prose import print_table
 from lachesis_console.auditing.records import AuditPlay
 
@@ -28,7 +28,7 @@ are settings: --env.NAME VALUE. docs/audit.md explains the findings.
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table and the findings; the exit code."""
     parser = VerbParser(prog="lachesis audit", description=_DESCRIPTION)
-    parser.add_argument("environment", metavar="ENV", help="env.py, SCHEME:NAME, or a name of `lachesis envs`")
+    parser.add_argument("environment", metavar="ENV", help=ENVIRONMENT)
     parser.add_argument("-n", "--items", type=count, default=8, metavar="N", help="items to play (default: 8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
     parser.add_argument(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.errors import SettingsError
 from lachesis.cli.play_environment import add_agent_flags
-from lachesis.cli.verb_parser import VerbParser, count
+from lachesis.cli.verb_parser import ENVIRONMENT, MODEL, OF_ENVIRONMENT, VerbParser, count
 from lachesis.loop.outcome import in_words
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from lachesis_console.chat.recordings import RecordedRollout
     from lachesis_console.chat.seat import Seat
 
-_DESCRIPTION = """\
-Talk to a model inside an item of an environment: its prompt, its tools, its sandbox. ENV is env.py, SCHEME:NAME, or a
-name of `lachesis envs`. Without ENV it is a chat with the agent's tools, set by cli-config.yaml.
+_DESCRIPTION = f"""\
+Talk to a model inside an item of an environment: its prompt, its tools, its sandbox. ENV is {ENVIRONMENT}.
+Without ENV it is a chat with the agent's tools, set by cli-config.yaml.
 
 /reward computes the reward as things stand; the end of the chat writes a rollout like any other. /help lists the
 commands, Ctrl-C interrupts the answer or the tool, Ctrl-D ends the chat.
@@ -60,9 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--at", type=number, metavar="N", help="turns of the recording to replay (default: all)")
     parser.add_argument("--session", metavar="NAME", help="keep the chat under this name, and continue it")
     parser.add_argument("--plain", action="store_true", help="no colours and no spinner")
-    parser.add_argument(
-        "-m", "--model", metavar="MODEL", help="name of the model on its server; or embedded, reference"
-    )
+    of_model = f"{MODEL} {OF_ENVIRONMENT[:-1]}; without ENV, that of cli-config.yaml)"
+    parser.add_argument("-m", "--model", metavar="MODEL", help=of_model)
     parser.add_argument("-b", "--base-url", metavar="URL", help="URL of the OpenAI-compatible server")
     parser.add_argument("-k", "--api-key", metavar="KEY", help="API key of the server")
 

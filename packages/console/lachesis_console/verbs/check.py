@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from backends.text import counted
-from lachesis.cli.verb_parser import VerbParser, count
+from lachesis.cli.verb_parser import ENVIRONMENT, VerbParser, count
 from lachesis.runs.prose import print_table
 
 _DESCRIPTION = """\
@@ -25,7 +25,7 @@ FILE.
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; 0 if nothing is suspicious."""
     parser = VerbParser(prog="lachesis check", description=_DESCRIPTION)
-    parser.add_argument("environment", metavar="ENV", help="env.py, env.py:Class, or a name of `lachesis envs`")
+    parser.add_argument("environment", metavar="ENV", help=ENVIRONMENT)
     parser.add_argument("-n", type=count, default=5, metavar="N", help="items to play (default: 5)")
     parser.add_argument(
         "--recorded", metavar="PATH", help="rollouts of `lachesis chat --as agent`, as the reference policy"

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from backends.errors import ExitCode, SettingsError
-from lachesis.cli.verb_parser import VerbParser, count
+from lachesis.cli.verb_parser import ENVIRONMENT, VerbParser, count
 from lachesis.runs.prose import print_table
 from lachesis.runs.run_folder import name_problem
 from lachesis.settings.flags import close_names, truth
@@ -123,11 +123,16 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "output", "folder in which the run's folder is (default: data)", "-o", type=Path, default=DATA, metavar="FOLDER"
     )
-    add("env", "environment that scores: gsm8k, path.py:Class, package.module:Class", metavar="ENV")
+    add("env", f"the environment that scores: {ENVIRONMENT}", metavar="ENV")
     number("samples", "samples of each prompt (default: 1)", "-r", default=1)
     number("concurrency", "samples in flight (default: 32)", "num_workers", "-c", default=32)
     number("max_samples", "take the first N prompts only", "-n")
-    add("model", "name of the model on its server; or embedded, or a GGUF file", "-m", metavar="NAME")
+    add(
+        "model",
+        "name of the model on its server; or embedded, or a GGUF file (default: that of --env or --config)",
+        "-m",
+        metavar="NAME",
+    )
     add("base_url", "URL of the model server", "-b", metavar="URL")
     add("api_key", "API key of the server", "-k", metavar="KEY")
     number("max_turns", "turns of a sample (default: 10)")

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from backends.errors import SettingsError
-from lachesis.cli.verb_parser import VerbParser
+from lachesis.cli.verb_parser import ENVIRONMENT, VerbParser
 from lachesis.runs.prose import print_table
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_train.rehearsal.fleet import Span, Workload, recorded_workload
@@ -141,7 +141,7 @@ def rehearsal_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--rehearse", action="store_true", help="play the run in virtual time, and start nothing")
-    add("--env", metavar="NAME", required=True, help="the environment whose settings are read")
+    add("--env", metavar="ENV", required=True, help=f"the environment whose settings are read: {ENVIRONMENT}")
     add("--config", metavar="FILE", help="the YAML file of the run")
     add("--servers", type=_whole, default=1, metavar="N", help="model servers (default: 1)")
     add("--requests-per-server", type=_whole, default=64, metavar="N", help="at once; others wait (default: 64)")

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from backends.errors import ExitCode, SettingsError
 from lachesis.cli.environment_classes import environment_class
-from lachesis.cli.verb_parser import VerbParser
+from lachesis.cli.verb_parser import ENVIRONMENT, VerbParser
 from lachesis.runs import command_line
 from lachesis.runs.results import program
 from lachesis.settings.setting_facts import facts_of
@@ -374,9 +374,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--env",
         action="append",
-        metavar="NAME",
-        help="a name from `lachesis envs`, path.py:Class, or one of another project (docs/bring.md); again for "
-        "another (default: environments: of the file)",
+        metavar="ENV",
+        help=f"{ENVIRONMENT}; repeat it to train on several (default: environments: of the file)",
     )
     add(
         "--config",
