@@ -11,7 +11,7 @@ import argparse
 import enum
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
@@ -191,10 +191,13 @@ def add_flags(
     namespace: str,
     model: type[BaseModel],
     defaults: BaseModel | None = None,
+    *,
+    names: Collection[str] | None = None,
 ) -> None:
-    """A flag `--namespace.field` for each field of `model`, in one group or in that of `GROUPS` where it belongs."""
+    """A flag `--namespace.field` for each field of `model`, or for `names`, in one group or in that of `GROUPS` where
+    it belongs."""
     inherited = {*HermesAgentEnvConfig.model_fields} - {*vars(HermesAgentEnvConfig)["__annotations__"]}
-    for name in sorted(model.model_fields, key=inherited.__contains__):  # of pools and trees: few need them
+    for name in names or sorted(model.model_fields, key=inherited.__contains__):  # of pools and trees: few need them
         field, facts = model.model_fields[name], facts_of(model, name)
         group = groups[_group(namespace, name, facts)] if isinstance(groups, Mapping) else groups
         switch: dict[str, Any] = {"nargs": "?", "const": True} if accepts(field.annotation, bool) else {}

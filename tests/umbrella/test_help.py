@@ -6,6 +6,7 @@ import re
 from collections import Counter
 
 import pytest
+from pydantic import BaseModel
 
 from lachesis.cli import SUBCOMMANDS, VERBS, main
 from lachesis.cli.examples import EXAMPLES
@@ -13,6 +14,8 @@ from lachesis.cli.play_environment import DEFAULTS
 from lachesis.cli.verb_parser import ENVIRONMENT
 from lachesis.runs.command_line import nest_flags
 from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis_train.sft.settings import SftSettings
+from lachesis_train.trainer.settings import TrainingSettings
 from lachesis_train.verbs.launch_training import make_parser, read_settings
 from tests.umbrella.golden.names import printed
 from tests.umbrella.test_docs import ROOT
@@ -93,3 +96,16 @@ def test_the_examples_of_training_have_the_settings_that_a_run_needs() -> None:
             given = vars(make_parser().parse_known_args(flags)[0])
             config = given.pop("config", None)
             read_settings(ROOT / config if config else None, nest_flags(given))
+
+
+def test_the_help_of_training_is_one_screen_and_says_what_lists_all_settings(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = printed("train").splitlines()
+    assert len(lines) <= 50 and {"--training.num_steps", "--env.group_size"} < {*" ".join(lines).split()}
+    assert "`lachesis train --help-all` lists all settings" in " ".join(lines)
+    assert main(["train", "--env", "gsm8k", "--help-all"]) == 0
+    listed = {*re.findall(r"^  (--(?:training|env|sft|openai)\.\w+)", capsys.readouterr().out, re.M)}
+    models: tuple[tuple[str, type[BaseModel]], ...]
+    models = (("training", TrainingSettings), ("env", HermesAgentEnvConfig), ("sft", SftSettings))
+    assert {f"--{section}.{name}" for section, model in models for name in model.model_fields} - listed == set()

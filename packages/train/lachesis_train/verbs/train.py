@@ -1,10 +1,7 @@
-"""`lachesis train`: rollout API, trainer and environments as one command.
+"""`lachesis train`: one command for the rollout API, the trainer and the environments of a training run.
 
-It starts what otherwise takes three terminals: `lachesis api`, `launch_training.py` and `serve` of the environment, or
-of each of several, which `environments:` of the file lists with their weights. All read the same file and flags.
-Processes that die are restarted and continue where they were; Ctrl-C ends all of them, and the same command continues.
-Everything is in the run's folder: logs/, checkpoints, metrics, report.html. With --sft it trains on files of `process`,
-without an environment.
+All read the same file and flags. What dies is started again; Ctrl-C ends the run, and the same command continues it.
+Logs, checkpoints and report.html are in the run's folder. With --sft FILE it trains on files of `process` instead.
 """
 
 from __future__ import annotations
@@ -30,18 +27,24 @@ from lachesis.cli.environment_classes import environment_class
 from lachesis.cli.verb_parser import ENVIRONMENT, VerbParser
 from lachesis.runs import command_line
 from lachesis.runs.results import program
+from lachesis.settings.flags import GROUPS, add_flags
+from lachesis.settings.server_settings import ServerConfig
 from lachesis.settings.setting_facts import facts_of
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_train.processes.ports import free_ports
 from lachesis_train.processes.process import Part
 from lachesis_train.processes.supervisor import Supervisor
+from lachesis_train.sft.settings import SftSettings
 from lachesis_train.trainer.checkpoints import FILE as CHECKPOINT
 from lachesis_train.trainer.environments import RunEnvironment, chosen_environments
 from lachesis_train.trainer.forecast import check_memory
 from lachesis_train.trainer.next_commands import next_commands, write_commands
-from lachesis_train.trainer.settings import EnvSettings, Settings
+from lachesis_train.trainer.settings import EnvSettings, Settings, TrainingSettings
 from lachesis_train.verbs import launch_training
 
+_EPILOG: Final = """\
+`lachesis train --help-all` lists all settings; an environment's own: `lachesis serve ENV --help-all`.
+"""
 COLOURS: Final = {"api": "cyan", "trainer": "green", "lachesis": "bold"}
 OF_SERVE: Final = ("env.spool_path", "env.data_dir_to_save_evals", "env.wandb_name", "env.min_batch_allocation")
 """Settings that `process` does not read."""
@@ -52,10 +55,16 @@ OF_BOTH: Final = ("model_name", "base_url")
 def main(argv: Sequence[str] | None = None) -> int:
     """Train until the trainer has made its steps; the exit code."""
     names = {text.partition("=")[0] for text in argv or ()}
+    if "--help-all" in names:
+        _parser(help_all=True).print_help()
+        return ExitCode.DONE
     if "--sft" in names:
         return launch_training.main(argv, prog="lachesis train")
     if "--rehearse" in names:
         return _rehearse(argv)
+    if {"-h", "--help"} & names:
+        _parser(help_all=False).print_help()
+        return ExitCode.DONE
     given, plan = planned(argv)
     console = Console(emoji=False, highlight=False)
     for examples in plan.examples:
@@ -363,13 +372,9 @@ def _flags(chosen: Mapping[str, Sequence[str]], wanted: Any) -> list[str]:
     return [text for name, values in chosen.items() if wanted(name) for text in (f"--{name}", *values)]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = VerbParser(
-        prog="lachesis train",
-        description=__doc__,
-        epilog="Settings are flags too: --training.NAME VALUE and --sft.NAME VALUE (`lachesis train --sft FILE --help` "
-        "lists them), --env.NAME VALUE and --openai.NAME VALUE (`lachesis serve ENV --help-all`).",
-    )
+def _parser(*, help_all: bool | None = None) -> argparse.ArgumentParser:
+    """`help_all` adds what only a help shows: the settings that most people set, or all of them."""
+    parser = VerbParser(prog="lachesis train", description=__doc__, epilog=_EPILOG)
     add = parser.add_argument
     add(
         "--env",
@@ -401,4 +406,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="how often a process is started again within ten minutes (default: %(default)s)",
     )
+    if help_all is False:
+        group = parser.add_argument_group("settings that most people set")
+        add_flags(group, "training", TrainingSettings, names=("name", "base_model", "num_steps", "learning_rate"))
+        add_flags(group, "env", EnvSettings, names=("group_size", "batch_size"))
+    elif help_all:
+        of_training = parser.add_argument_group("settings of the trainer (training: in YAML)")
+        add_flags(of_training, "training", TrainingSettings)
+        add_flags(parser.add_argument_group("settings of --sft (sft: in YAML)"), "sft", SftSettings)
+        groups = {name: parser.add_argument_group(title) for name, title in GROUPS.items() if name != "own"}
+        add_flags(groups, "env", HermesAgentEnvConfig)
+        add_flags(groups, "openai", ServerConfig)
     return parser
