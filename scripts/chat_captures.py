@@ -94,7 +94,7 @@ async def main() -> None:
     for width in (60, 80, 120):
         with tempfile.TemporaryDirectory() as folder:
             shown = await captured(width, Path(folder))
-        before, heading, after = PAGE.read_text().partition(f"### {width} columns\n\n")
+        before, heading, after = PAGE.read_text().partition(f"n {width} columns:\n\n")
         rest = after.partition("```text\n")[2].partition("```\n")[2]
         PAGE.write_text(f"{before}{heading}```text\n{shown}```\n{rest}")
 
