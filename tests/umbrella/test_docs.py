@@ -210,3 +210,13 @@ def test_every_outcome_of_a_rollout_has_its_row(page: str) -> None:
     rows = re.findall(r"^\| `(\w+)`(.*)", text.partition("\n## ")[0], re.MULTILINE)
     assert [name for name, _ in rows] == [outcome.value for outcome in Outcome]
     assert all(SHOWN.get(name, "") in text for name, text in rows)
+
+
+def test_pages_install_lachesis_in_one_form_and_say_where() -> None:
+    """No index has the packages: a reader who pastes the line outside a clone gets an error."""
+    for page in PAGES[1:]:
+        text = page.read_text(encoding="utf-8")
+        installed = re.findall(r"pip install ([^`\n]*lachesis-[^`\n]*)", text)
+        forms = [each for each in installed if not re.match(r'(--find-links CLONE/dist )?"?lachesis-rl', each)]
+        assert forms == [] and "pip install 'lachesis" not in text, page.name
+        assert not installed or "#installing" in text, page.name
