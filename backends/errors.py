@@ -55,6 +55,12 @@ def cannot_read(path: str | os.PathLike[str], error: OSError | None = None) -> s
     return f"{os.fspath(path)} cannot be read ({error.strerror or error})"
 
 
+def refuse_empty(path: Path) -> None:
+    """Raises SettingsError for an empty file. A command that rewrites a file writes an empty one instead."""
+    if path.is_file() and not path.stat().st_size:
+        raise SettingsError(f"{path} is empty")
+
+
 def cannot_listen(host: str, port: int, error: OSError) -> SettingsError:
     """What a server raises whose address cannot be bound."""
     if error.errno == errno.EADDRINUSE:

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from backends.errors import ExitCode, LachesisError, cannot_read
+from backends.errors import ExitCode, LachesisError, cannot_read, refuse_empty
 from backends.hugging_face import dataset_problem
 from lachesis_messages.records.json_arrays import array_items
 from lachesis_messages.records.jsonl import JsonlError, is_array
@@ -35,7 +35,9 @@ def read_jsonl(path: Path, required: tuple[str, ...] = ()) -> list[dict[str, Any
 
     Raises:
         DatasetError: names the file and the line.
+        SettingsError: the file is empty.
     """
+    refuse_empty(path)
     rows = []
     try:
         with path.open("rb") as file:

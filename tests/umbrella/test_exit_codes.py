@@ -60,6 +60,37 @@ def test_a_comparison_of_three_says_how_to_compare_the_third(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("export {empty} --format openai --out out", 0),
+        ("compress {empty} --extractive --output out", 0),
+        ("trajectories convert {empty} --to openai --out out", 0),
+        ("trajectories dedup {empty} --out out", 0),
+        ("trajectories stats {empty}", 2),
+        ("trajectories show {empty}", 2),
+        ("trajectories validate {empty}", 2),
+        ("report {empty}", 2),
+        ("eval compare {empty} {empty}", 2),
+        ("eval regrade {empty}", 2),
+        ("batch {empty} -m embedded", 2),
+        ("eval gsm8k --env.dataset_name {empty} -m reference", 2),
+        ("verify {empty}", 3),
+    ],
+)
+def test_an_empty_file_becomes_an_empty_file_and_is_otherwise_refused(
+    command: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (empty := tmp_path / "empty.jsonl").touch()
+    assert main(command.format(empty=empty).split()) == code
+    if code == 0:
+        assert (tmp_path / "out").read_bytes() == b""
+    else:
+        said = capsys.readouterr()
+        assert f"{empty} is empty" in said.err or f"{empty}: it is empty" in " ".join(said.out.split())
+
+
+@pytest.mark.parametrize(
     "command",
     [
         "process {path}.py",

@@ -486,7 +486,9 @@ async def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: pytest
     a, b = (str(tmp_path / name / "eval") for name in "ab")
     missing, foreign, empty = str(tmp_path / "d"), str(tmp_path / "c.jsonl"), str(tmp_path / "e.jsonl")
     Path(empty).touch()
-    reasons = ("no item in common", "there is no file or folder", "lines are not", f"{empty}: has no samples yet")
+    reasons = ("no item in common", "there is no file or folder", "lines are not", f"{empty} is empty")
     for other, why in zip((b, missing, foreign, empty), reasons, strict=True):
-        assert await asyncio.to_thread(lachesis, ["eval", "compare", a, other]) == (2 if other == missing else 1)
+        assert await asyncio.to_thread(lachesis, ["eval", "compare", a, other]) == (
+            2 if other in (missing, empty) else 1
+        )
         assert why in capsys.readouterr().err

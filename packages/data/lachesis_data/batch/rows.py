@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from backends.errors import cannot_read
+from backends.errors import cannot_read, refuse_empty
 from backends.hugging_face import dataset_problem
 from lachesis.figures.item_keys import item_digest
 from lachesis.runs.dataset_rows import DatasetError, NoSuchDataset
@@ -101,6 +101,7 @@ class Rows:
         if problems:
             raise DatasetError("\n".join([*problems, "correct or delete these rows, and start again"]))
         if not total:
+            refuse_empty(Path(self.source or ""))
             raise DatasetError(f"{self.source} contains no rows")
         return (count, f"{total} rows, {digests:x}") if self.shard[1] > 1 else (total, "")
 

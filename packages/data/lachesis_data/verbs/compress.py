@@ -127,6 +127,8 @@ async def _run(given: argparse.Namespace, settings: CompressionFileSettings, job
         said = "none of its lines is a conversation; `lachesis batch` plays a file of prompts"
         print(f"error: {given.input}: {said}", file=sys.stderr)
     left = totals.sums["entries"] - (0 if settings.processing.save_over_limit else len(totals.over))
+    if given.input.is_file() and not given.input.stat().st_size:
+        return 0
     if not totals.sums["entries"]:
         print(f"error: {given.input} has no entries", file=sys.stderr)
     elif given.dry_run:

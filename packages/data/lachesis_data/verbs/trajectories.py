@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from backends.errors import ExitCode, LachesisError
+from backends.errors import ExitCode, LachesisError, refuse_empty
 from backends.text import counted
 from lachesis.cli.verb_parser import VerbParser, count
 from lachesis.loop.outcome import in_words
@@ -81,6 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for verb in (convert, dedup):
         verb.add_argument("--out", required=True, type=Path, metavar="FILE", help="an existing file is replaced")
     arguments = parser.parse_args(argv)
+    if arguments.run in (_stats, _show, _validate):
+        for path in [arguments.files] if arguments.run == _show else arguments.files:
+            refuse_empty(path)
     code: int = arguments.run(arguments)
     return code
 
@@ -217,7 +220,7 @@ def _rewrite(arguments: argparse.Namespace, write: Callable[[Iterator[EntryLine]
     print_counts("changed", totals.warnings)
     if totals.not_compared:
         print(f"  kept: {totals.not_compared}, without their images, in which they may differ")
-    return int(not totals.written)
+    return int(not totals.written and any(path.stat().st_size for path in arguments.files))
 
 
 def _counted(unreadable: Counter[str]) -> OnBad:

@@ -101,7 +101,7 @@ def _show(console: Console, found: Mapping[str, Totals]) -> None:
     for path, totals in found.items():
         if totals.empty:
             _say(console, f"none  {path}: there is nothing to verify", style=_STYLES["none"])
-            _say(console, f"{path}: {NO_SAMPLES}")
+            _say(console, f"{path}: {NO_SAMPLES if Path(path).stat().st_size else 'it is empty'}")
             continue
         status = "WRONG" if not totals.ok else "old" if totals.without_digest else "ok"
         of = f"{counted(totals.samples, 'sample')} of {counted(totals.rollouts, 'rollout')}"

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from backends.errors import ExitCode, LachesisError, cannot_read
+from backends.errors import ExitCode, LachesisError, cannot_read, refuse_empty
 from backends.text import counted
 from lachesis.figures.evaluations import invalid, tokens
 from lachesis.figures.figures import Figures
@@ -74,6 +74,7 @@ def read_samples(path: Path) -> Iterator[dict[str, Any]]:
 def read_run(path: Path) -> EvaluatedRun:
     """Raises `ComparisonError` for what is no evaluation."""
     path = path / "samples.jsonl" if path.is_dir() else path
+    refuse_empty(path)
     figures, title = Figures(), ""
     records = read_samples(path)
     try:

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from backends.errors import LachesisError, SettingsError, cannot_read
+from backends.errors import LachesisError, SettingsError, cannot_read, refuse_empty
 from lachesis.cli.verb_parser import VerbParser
 
 
@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(training_report.write_report(arguments.groups, output=arguments.output))
         return 0
+    refuse_empty(arguments.groups)
     if has_torn_tail(arguments.groups):
         print(f"note: {arguments.groups}: its last line is incomplete and was skipped", file=sys.stderr)
 
