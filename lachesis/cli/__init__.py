@@ -22,19 +22,19 @@ from lachesis.cli.verb_parser import VerbParser, examples_of
 GROUPS = {
     "begin": {
         "doctor": "what works on this machine, and how to install the rest",
-        "demo": "play a few problems with a small model, on the CPU",
+        "demo": "run a few problems with a small model, on the CPU",
         "envs": "the installed environments",
         "new": "write a new environment and its test",
         "check": "find mistakes in an environment, without a model",
         "audit": "try to cheat the reward; find leaks and wrong answers that pass",
         "chat": "talk to a model in an environment, or be the agent",
     },
-    "play": {
+    "run": {
         "eval": "measure a model in an environment, or compare two runs",
-        "process": "play an environment, and write training data",
-        "serve": "play an environment for a trainer",
-        "batch": "play a file of prompts into ShareGPT files",
-        "play": "play an environment of Atropos, unmodified",
+        "process": "run an environment, and write training data",
+        "serve": "run an environment for a trainer",
+        "batch": "run a file of prompts into ShareGPT files",
+        "play": "run an environment of Atropos, unmodified",
     },
     "look": {
         "view": "show the runs of a folder in a browser",

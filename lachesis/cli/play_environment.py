@@ -125,8 +125,8 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
 
     evaluates = verb == "eval"
     number, counted = {
-        "eval": ("env.eval_items", "items to play"),
-        "process": ("env.total_steps", "items to play, one group each"),
+        "eval": ("env.eval_items", "items to run"),
+        "process": ("env.total_steps", "items to run, one group each"),
         "serve": ("env.total_steps", "step of the trainer to stop at"),
     }[verb]
     add("openai.model_name", "MODEL", f"{MODEL} {OF_ENVIRONMENT}", "-m", "--model")

@@ -27,8 +27,8 @@ from lachesis.settings.settings import HermesAgentEnvConfig
 
 COMMANDS = {
     "serve": "send rollouts with their exact tokens to a trainer, through Atropos' rollout API",
-    "process": "play total_steps groups and write trajectories",
-    "evaluate": "play eval_items problems once each and measure the model",
+    "process": "run total_steps groups and write trajectories",
+    "evaluate": "run eval_items problems once each and measure the model",
 }
 
 GROUPS = {

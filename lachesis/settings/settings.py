@@ -48,17 +48,17 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
     total_steps: Annotated[int, HOW] = Field(
         default=1000,
         ge=-1,
-        description="Groups that `process` plays; if set, the trainer step at which `serve` ends (-1: no limit).",
+        description="Groups that `process` runs; if set, the trainer step at which `serve` ends (-1: no limit).",
     )
     group_size: Annotated[int, Facts(content="training")] = Field(
         default=4, ge=1, description="Rollouts of each item, which are scored against each other."
     )
     max_num_workers: Annotated[int, HOW] = Field(
         default=-1,
-        description="Groups played at once in `process` and `serve`; -1: max_num_workers_per_node for each server.",
+        description="Groups run at once in `process` and `serve`; -1: max_num_workers_per_node for each server.",
     )
     max_num_workers_per_node: Annotated[int, HOW] = Field(
-        default=8, description="Groups played at once for each server, if max_num_workers is -1."
+        default=8, description="Groups run at once for each server, if max_num_workers is -1."
     )
     dataset_name: str | None = Field(default=None, description="Dataset, by a name that the environment supports.")
     dataset_split: str = Field(default="train", description="Split of the dataset to train on.")
@@ -256,7 +256,7 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
     )
 
     # Evaluation.
-    eval_items: Annotated[int, HOW] = Field(default=50, ge=1, description="Problems that `eval` plays.")
+    eval_items: Annotated[int, HOW] = Field(default=50, ge=1, description="Problems that `eval` runs.")
     eval_samples: Annotated[int, HOW] = Field(
         default=1, ge=1, description="Samples of each problem, from which pass@k and pass^k are computed."
     )
@@ -271,7 +271,7 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
         description="Sampling temperature of evaluation; if it is not set, several samples of a problem use "
         "agent_temperature.",
     )
-    max_eval_workers: Annotated[int, HOW] = Field(default=16, description="Rollouts that `eval` plays at once.")
+    max_eval_workers: Annotated[int, HOW] = Field(default=16, description="Rollouts that `eval` runs at once.")
 
     # Output.
     data_path_to_save_groups: Annotated[str | None, HOW] = Field(

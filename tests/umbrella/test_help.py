@@ -68,7 +68,7 @@ def test_the_examples_use_flags_that_there_are(verb: str) -> None:
 def test_the_defaults_of_short_flags_are_those_of_the_settings() -> None:
     fields = HermesAgentEnvConfig.model_fields
     assert {name: fields[name.removeprefix("env.")].default for name in DEFAULTS} == DEFAULTS
-    assert "items to play, one group each (default: 1000)" in " ".join(printed("process").split())
+    assert "items to run, one group each (default: 1000)" in " ".join(printed("process").split())
     assert "(default: 1000)" not in printed("serve")
 
 

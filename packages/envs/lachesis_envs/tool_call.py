@@ -83,7 +83,7 @@ class DrawnItemsConfig(HermesAgentEnvConfig):
 
     dataset_seed: int = Field(default=0, description="Seed of the order in which items are drawn.")
     dataset_split: Split = Field(
-        default="train", description="Items of `process` and `serve`: `train`, or `test`, which evaluations play."
+        default="train", description="Items of `process` and `serve`: `train`, or `test`, which evaluations use."
     )
     highest: int = Field(default=99, ge=10, le=10**9, description="The largest number in an item.")
 

@@ -1,4 +1,4 @@
-"""`lachesis play ENV [process|serve|evaluate] ...`: play an environment, also one that was written for Atropos.
+"""`lachesis play ENV [process|serve|evaluate] ...`: run an environment, also one that was written for Atropos.
 
 Flags are those of `lachesis process` (the default), `serve` and `eval`; `lachesis play ENV process
 --help` lists all settings (`--env.NAME VALUE`, `--openai.NAME VALUE`). For environments of Atropos, `--drift` prints

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table and the findings; the exit code."""
     parser = VerbParser(prog="lachesis audit", description=_DESCRIPTION)
     parser.add_argument("environment", metavar="ENV", help=ENVIRONMENT)
-    parser.add_argument("-n", "--items", type=count, default=8, metavar="N", help="items to play (default: 8)")
+    parser.add_argument("-n", "--items", type=count, default=8, metavar="N", help="items to run (default: 8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
     parser.add_argument(
         "--item-seconds", type=float, default=60.0, metavar="S", help="time limit of a rollout (default: 60)"

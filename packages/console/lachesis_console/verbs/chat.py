@@ -52,10 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     number = partial(count, least=0)
     parser.add_argument("--item", type=number, default=0, metavar="N", help="the item, counted from 0 (default: 0)")
     parser.add_argument(
-        "--as", dest="seat", choices=("user", "agent"), default="user", help="whom you play (default: user)"
+        "--as", dest="seat", choices=("user", "agent"), default="user", help="whose part you take (default: user)"
     )
     parser.add_argument(
-        "--replay", metavar="PATH[#ID]", help="play a recorded rollout first: of a run's folder or file"
+        "--replay", metavar="PATH[#ID]", help="replay a recorded rollout first: of a run's folder or file"
     )
     parser.add_argument("--at", type=number, metavar="N", help="turns of the recording to replay (default: all)")
     parser.add_argument("--session", metavar="NAME", help="keep the chat under this name, and continue it")

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; 0 if nothing is suspicious."""
     parser = VerbParser(prog="lachesis check", description=_DESCRIPTION)
     parser.add_argument("environment", metavar="ENV", help=ENVIRONMENT)
-    parser.add_argument("-n", type=count, default=5, metavar="N", help="items to play (default: 5)")
+    parser.add_argument("-n", type=count, default=5, metavar="N", help="items to run (default: 5)")
     parser.add_argument(
         "--recorded", metavar="PATH", help="rollouts of `lachesis chat --as agent`, as the reference policy"
     )
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.recorded is not None:
         env_cls = with_recordings(env_cls, given.recorded)
     Console(emoji=False, stderr=True).print(
-        f"{given.environment}: playing {counted(given.n, 'item')} with three policies", style="dim"
+        f"{given.environment}: running {counted(given.n, 'item')} with three policies", style="dim"
     )
     try:
         report = asyncio.run(check_environment(env_cls, flags, items=given.n))

@@ -1,4 +1,4 @@
-"""`lachesis batch`: play a file of prompts into ShareGPT files; a second start continues where the first one stopped.
+"""`lachesis batch`: run a file of prompts into ShareGPT files; a second start continues where the first one stopped.
 
 The flags are those of `batch_runner.py`, with "-" or "_", and more. Settings of environments and model servers have
 their own names: [--config FILE] [--env.NAME VALUE ...] [--openai.NAME VALUE ...], which `lachesis process ENV
@@ -150,16 +150,16 @@ def _parser() -> argparse.ArgumentParser:
         add(name, "OpenRouter's providers, separated by commas", metavar="A,B")
     add("provider_sort", "OpenRouter's order of providers", choices=("price", "throughput", "latency"))
     switch("keep_without_reasoning", "keep samples without any reasoning, which are otherwise discarded")
-    switch("retry_failed", "play samples again that failed in earlier starts")
+    switch("retry_failed", "run samples again that failed in earlier starts")
     switch("resume", "accepted: a run always continues what is in its folder")
     add("max_seconds", "end after this many seconds of this start", type=_positive, metavar="SECONDS")
     number("max_total_tokens", "end after this many completion tokens of the run")
     add("max_cost", "end when the run has cost this much; needs --prices", type=_positive, metavar="COST")
     add("prices", "of a million tokens of prompts and of completions: 0.5,1.5", type=_prices, metavar="IN,OUT")
     add("grace_period", "seconds for samples in flight to finish at the end (default: 60)", type=float, default=60.0)
-    add("shard", "play part I of N, from 1, into data/NAME/shard_I_of_N", type=_shard, default=(1, 1), metavar="I/N")
-    add("ray", "play the shards as tasks of a Ray cluster, and merge them; needs --shards", metavar="ADDRESS")
-    number("shards", "parts that --ray plays")
+    add("shard", "run part I of N, from 1, into data/NAME/shard_I_of_N", type=_shard, default=(1, 1), metavar="I/N")
+    add("ray", "run the shards as tasks of a Ray cluster, and merge them; needs --shards", metavar="ADDRESS")
+    number("shards", "parts that --ray runs")
     switch("verbose", "log what the run does")
     add("log_prefix_chars", "accepted: no previews are logged, the report shows the samples", metavar="N")
     return parser
@@ -184,7 +184,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     if base is None and given.model is None and not {"--openai.model_name", "--config"} & {*names}:
         raise SettingsError("name the model: --model NAME --base-url URL, or --model embedded for the small model here")
     if given.dataset_file is None and given.max_samples is None:
-        raise SettingsError("--env without --dataset-file plays the environment's own items: set --max-samples")
+        raise SettingsError("--env without --dataset-file runs the environment's own items: set --max-samples")
     env_cls = over_rows(base, seed=given.seed)
     _, arguments = read_settings(
         env_cls, ["process", *rest, *_as_flags(given, base is None, names)], prog="lachesis batch"

@@ -124,7 +124,7 @@ async def _run(given: argparse.Namespace, settings: CompressionFileSettings, job
     for kind, entries in totals.errors.items():
         print(f"  left as they were: {counted(entries, 'line')}, {kind}", file=sys.stderr)
     if totals.sums["entries"] and totals.errors[NOT_VALID] == totals.sums["entries"]:
-        said = "none of its lines is a conversation; `lachesis batch` plays a file of prompts"
+        said = "none of its lines is a conversation; `lachesis batch` runs a file of prompts"
         print(f"error: {given.input}: {said}", file=sys.stderr)
     left = totals.sums["entries"] - (0 if settings.processing.save_over_limit else len(totals.over))
     if given.input.is_file() and not given.input.stat().st_size:

@@ -56,7 +56,7 @@ class HarborEnvConfig(HermesAgentEnvConfig):
     """Settings of `HarborEnv`."""
 
     agent: Literal["model", "oracle", "nop"] = Field(
-        default="model", description="Who plays: the model, solution/solve.sh, or nobody."
+        default="model", description="Who acts: the model, solution/solve.sh, or nobody."
     )
     grading: Grading = Field(
         default="auto",
@@ -64,7 +64,7 @@ class HarborEnvConfig(HermesAgentEnvConfig):
         "auto: seal where the task declares artifacts.",
     )
     task_images: bool = Field(
-        default=True, description="Play in the image of each task; false: in terminal_image, or the backend's default."
+        default=True, description="Run in the image of each task; false: in terminal_image, or the backend's default."
     )
     task_limits: bool = Field(default=True, description="Give sandboxes the processors and the memory of each task.")
     unplayable: Literal["error", "skip"] = Field(

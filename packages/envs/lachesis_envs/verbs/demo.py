@@ -1,6 +1,6 @@
-"""`lachesis demo`: two small tasks with tools, played by a language model on this machine, and scored.
+"""`lachesis demo`: two small tasks with tools, for a language model on this machine, and scored.
 
-The first is a question that only a tool can answer. The embedded model, of 135 million parameters, plays it as it is,
+The first is a question that only a tool can answer. The embedded model, of 135 million parameters, tries it as it is,
 and with an adapter that was trained on this task by `lachesis train`, on a CPU. Its file (93 MB) is downloaded on the
 first start. The second is word problems with a Python tool in a sandbox, which are too hard for a model of this size.
 There the reference policy, which is no model, replays each problem's worked solution.

@@ -29,13 +29,13 @@ ABOUT = {
     "web_research": ("questions over several generated pages", "nothing"),
     "browser_tasks": ("things to do in a web application", "Chromium, agent-browser (docs/tools.md)"),
 }
-"""What is played, and what it needs."""
+"""What its tasks are, and what it needs."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print them; the exit code."""
     VerbParser(prog="lachesis envs", description=__doc__).parse_args(argv)
-    table = Table("environment", "plays", "needs", box=None, pad_edge=False)
+    table = Table("environment", "tasks", "needs", box=None, pad_edge=False)
     for name in [*ABOUT, *(name for name in ENVIRONMENTS.names() if name not in ABOUT)]:
         table.add_row(name, *ABOUT.get(name, ("that of another package", "")))
     console = Console(emoji=False)

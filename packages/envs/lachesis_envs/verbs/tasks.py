@@ -24,10 +24,10 @@ SUBCOMMANDS = {
         "write real fixes of Python packages, and mutations, as task folders",
     ),
     "convert": ("lachesis_envs.verbs.tasks:convert", "write tasks of other formats as folders in Harbor's format"),
-    "show": ("lachesis_envs.verbs.tasks:show", "what tasks need, and why some of them cannot be played"),
+    "show": ("lachesis_envs.verbs.tasks:show", "what tasks need, and why some of them cannot be run"),
     "verify": (
         "lachesis_envs.verbs.tasks_verify:main",
-        "play tasks with their solution, an idle agent and attacks, and say which are graded soundly",
+        "run tasks with their solution, an idle agent and attacks, and say which are graded soundly",
     ),
 }
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def show(argv: Sequence[str]) -> int:
-    """Print one line a task; 1 if one of them cannot be played."""
+    """Print one line a task; 1 if one of them cannot be run."""
     parser = VerbParser(prog="lachesis tasks show", description=SUBCOMMANDS["show"][1])
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a task, a folder with tasks in it, or a glob")
     parser.add_argument("--json", action="store_true", help="print one JSON object a task, with all settings")
@@ -52,7 +52,7 @@ def show(argv: Sequence[str]) -> int:
             continue
         good += 1
         print(json.dumps(_described(task), default=str) if arguments.json else "  ".join(_line(task)))
-    print(f"{counted(good, 'task')}, {bad} that cannot be played", file=sys.stderr)
+    print(f"{counted(good, 'task')}, {bad} that cannot be run", file=sys.stderr)
     return 1 if bad else 0
 
 

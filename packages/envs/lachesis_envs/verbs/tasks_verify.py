@@ -1,7 +1,7 @@
 """`lachesis tasks verify PATH...`: whether tasks grade soundly.
 
 Plays each task with its solution (which must be worth 1), with an agent that does nothing (0), and with attacks that
-have not solved it (0), several times each. Each trial is recorded when it ends: after a stop, the same command plays
+have not solved it (0), several times each. Each trial is recorded when it ends: after a stop, the same command runs
 the missing ones. Exit code 0: every task is sound. 1: one is not. 2: the command line, or a task, is wrong. 130:
 stopped.
 """
@@ -49,9 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", metavar="NAME", help="attacks whose names contain this; repeatable")
     parser.add_argument("--grading", choices=("auto", "seal", "in_place"), default="auto", help="see docs/harbor.md")
     add_backend(parser, "where sandboxes are made")
-    parser.add_argument("--image", help="play in this image of the backend instead of the tasks' images")
+    parser.add_argument("--image", help="run in this image of the backend instead of the tasks' images")
     parser.add_argument("--workdir", help="folder inside in which commands start, with --image")
-    parser.add_argument("--no-images", action="store_true", help="play without an image, with the backend's default")
+    parser.add_argument("--no-images", action="store_true", help="run without an image, with the backend's default")
     parser.add_argument("--network", action="store_true", help="let tasks that ask for it have the network")
     parser.add_argument("--variable", action="append", default=[], metavar="NAME", help="tasks may have it; repeatable")
     parser.add_argument(
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         default=Path("data/tasks-verify"),
         metavar="FOLDER",
-        help="folder of finished trials; in a folder without them all are played (default: %(default)s)",
+        help="folder of finished trials; in a folder without them all are run (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a task instead of a table")
     arguments = parser.parse_args(argv)

@@ -76,7 +76,7 @@ class TrainingSettings(BaseModel):
     warm_start: int = Field(
         default=0,
         ge=0,
-        description="Items that the reference policy plays before the first step: the model is fine-tuned on them.",
+        description="Items that the reference policy solves before the first step: the model is fine-tuned on them.",
     )
     lora_rank: int = Field(default=32, ge=1, description="Rank of the adapter.")
     lora_seed: int = Field(default=0, description="Seed of the adapter's initial weights.")

@@ -1,8 +1,8 @@
 """`lachesis export --run-dir DIR --to FOLDER|FILE.gguf`: write the trained model of a run as a model of its own.
 
-A folder has safetensors, tokenizer and settings, as transformers and vLLM load them. A GGUF file is played by
+A folder has safetensors, tokenizer and settings, as transformers and vLLM load them. A GGUF file is run by
 `--openai.model_name FILE.gguf`. With `--adapter` it has the adapter alone, for llama.cpp's `--lora`; one of SmolLM2 is
-played like a whole model.
+run like a whole model.
 """
 
 from __future__ import annotations

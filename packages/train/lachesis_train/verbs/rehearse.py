@@ -1,4 +1,4 @@
-"""`lachesis train --rehearse`: what the settings of a run will give, played in virtual time on this machine.
+"""`lachesis train --rehearse`: what the settings of a run will give, simulated in virtual time on this machine.
 
 The pipeline and the rules that pace it are those of a real run; model servers, tools and the trainer are simulated from
 the figures given here. Nothing is started, sampled or trained, and no GPU is needed.
@@ -41,7 +41,7 @@ def rehearsal_plan(given: argparse.Namespace, config: HermesAgentEnvConfig, sett
             "whole groups; set one of them"
         )
     if len(settings.environments) > 1:
-        raise SettingsError("environments: a rehearsal plays one environment; name it with --env")
+        raise SettingsError("environments: a rehearsal simulates one environment; name it with --env")
     work = Workload(given.turns, given.tokens, given.tool_seconds, given.equal_groups)
     if given.like is not None:
         work = recorded_workload(given.like)
@@ -107,7 +107,7 @@ def advice(plan: RehearsalPlan, found: RehearsalResult) -> str:
     idle, waits = f"{found.servers_idle:.0%} of the servers' places are idle", f"{found.trainer_waits:.0%}"
     if found.without_signal > 1 - MUCH:
         return (
-            f"Change first: {found.without_signal:.0%} of groups have equal rewards and teach nothing; play items that "
+            f"Change first: {found.without_signal:.0%} of groups have equal rewards and teach nothing; take items that "
             "are neither solved nor too hard."
         )
     if found.too_long > MUCH:
@@ -140,7 +140,7 @@ def rehearsal_parser() -> argparse.ArgumentParser:
         description=__doc__,
     )
     add = parser.add_argument
-    add("--rehearse", action="store_true", help="play the run in virtual time, and start nothing")
+    add("--rehearse", action="store_true", help="simulate the run in virtual time, and start nothing")
     add("--env", metavar="ENV", required=True, help=f"the environment whose settings are read: {ENVIRONMENT}")
     add("--config", metavar="FILE", help="the YAML file of the run")
     add("--servers", type=_whole, default=1, metavar="N", help="model servers (default: 1)")

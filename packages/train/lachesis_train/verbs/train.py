@@ -200,7 +200,7 @@ class TrainingPlan:
                 chosen.setdefault(name, [str(of_file)])
         environments = chosen_environments(settings.environments, given.env or ())
         if not environments:
-            raise SettingsError("no environment to play: name one with --env, or under environments: in the file")
+            raise SettingsError("no environment to train on: name one with --env, or under environments: in the file")
         several = len(given.env or ()) != 1 or bool(settings.environments)
         own = partial(_own_flags, environments=environments, chosen=chosen, given=flags)
         flags_of = {each.name: own(each) if several else chosen for each in environments}
@@ -391,7 +391,7 @@ def _parser(*, help_all: bool | None = None) -> argparse.ArgumentParser:
         "--warm-start",
         type=int,
         metavar="N",
-        help="fine-tune first on N items that the environment's reference policy plays (training.warm_start)",
+        help="fine-tune first on N items that the environment's reference policy solves (training.warm_start)",
     )
     add(
         "--rollout-api",
