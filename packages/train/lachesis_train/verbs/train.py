@@ -43,7 +43,8 @@ from lachesis_train.trainer.settings import EnvSettings, Settings, TrainingSetti
 from lachesis_train.verbs import launch_training
 
 _EPILOG: Final = """\
-`lachesis train --help-all` lists all settings; an environment's own: `lachesis serve ENV --help-all`.
+`lachesis train --help-all` lists all settings (--training.NAME, --env.NAME, --openai.NAME, --sft.NAME);
+`lachesis serve ENV --help-all` those of an environment too.
 """
 COLOURS: Final = {"api": "cyan", "trainer": "green", "lachesis": "bold"}
 OF_SERVE: Final = ("env.spool_path", "env.data_dir_to_save_evals", "env.wandb_name", "env.min_batch_allocation")
