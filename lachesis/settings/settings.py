@@ -246,7 +246,7 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
         default=3, ge=1, description="Consecutive turns with calls that cannot be run before the rollout ends."
     )
     max_infra_retries: Annotated[int, HOW] = Field(
-        default=2, ge=0, description="Retries of a rollout that the infrastructure broke."
+        default=2, ge=0, description="Retries of a rollout that broke; for a trainer, of any without a score."
     )
     max_failed_groups: Annotated[int, HOW] = Field(
         default=3,

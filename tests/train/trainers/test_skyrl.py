@@ -167,6 +167,31 @@ async def test_a_failure_of_the_infrastructure_is_made_up_for_by_another_rollout
     assert sorted(each[-1] for each in output["rewards"]) == [0.5, 0.75]
 
 
+class Spoilt(Cases):
+    """Of its attempts, one loses its sandbox, and one has no score."""
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float | None:
+        self.attempts = [*getattr(self, "attempts", []), result]
+        if len(self.attempts) == 1:
+            raise BackendError("the sandbox is gone")
+        return None if len(self.attempts) == 3 else 1.0
+
+
+@pytest.mark.parametrize("case", ["plain", "discarded", "sub_agent"])
+async def test_the_tokens_of_attempts_that_others_replaced_are_counted(case: str) -> None:
+    weights = Weights()
+    with generator(weights, env=Spoilt, settings={**SETTINGS, "max_infra_retries": 2}) as made:
+        output = await made.generate(batch((case,)))
+        totals = made.totals
+        assert (totals["rollouts"], totals["unscored"], totals["replaced"]) == (2, 0, 2)
+        assert totals["trained"] + totals["undelivered"] + totals["replaced_tokens"] == weights.sampled
+        figures = output["rollout_metrics"]
+        assert figures["lachesis/replaced_tokens"] == totals["replaced_tokens"] > 0
+        made.env.attempts = []
+        await made.generate(batch((case,), phase="eval"))
+        assert (totals["replaced"], totals["replaced_tokens"]) == (4, figures["lachesis/replaced_tokens"])
+
+
 async def test_a_failing_engine_leaves_rollouts_without_a_score() -> None:
     with generator(Weights(fails=True)) as made:
         output = await made.generate(batch(("plain",)))

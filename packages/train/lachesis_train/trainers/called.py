@@ -8,12 +8,14 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from backends.errors import LachesisError
 from lachesis.figures.item_keys import item_digest, part_key
 from lachesis.figures.repaired_calls import RepairedCalls
+from lachesis.loop.result import TokenCount
 from lachesis_tokens.engines.base import TokenEngine
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.prompts.vocabulary import ANY_ROW
@@ -77,7 +79,8 @@ class CalledEnvironment:
         if isinstance(engine, TrainerSamplerEngine):
             engine.ends = frozenset(self.server.prompts.end_of_turn)
         self.totals: Counter[str] = Counter()
-        """Rollouts, and how many of them were not scored or had several samples; tokens sampled and trained."""
+        """Rollouts, and how many of them were not scored or had several samples; the attempts that they replaced; and
+        every sampled token once: `trained`, `undelivered`, or of an attempt that was replaced (`replaced_tokens`)."""
         self.repaired = RepairedCalls()
         """The calls of training rollouts that the parser read, and those that it repaired."""
         self._own_limit = self.env.config.max_token_length
@@ -178,15 +181,24 @@ class CalledEnvironment:
         unscored, branched = rollout.reward is None, any(row.branches > 1 for row in rows)
         undelivered = rows[0].undelivered if rows else sum(sample.trained for sample in rollout.samples)
         trained = sum(sum(row.env_mask) for row in rows)
+        replaced, lost = rollout.attempts - 1, rollout.lost.completion_tokens
         if evaluation:
-            trained = undelivered = 0
+            trained = undelivered = lost = 0
         (self.totals if totals is None else totals).update(
-            rollouts=1, unscored=unscored, branched=branched, trained=trained, undelivered=undelivered
+            rollouts=1,
+            unscored=unscored,
+            branched=branched,
+            trained=trained,
+            undelivered=undelivered,
+            replaced=replaced,
+            replaced_tokens=lost,
         )
         figures: dict[str, float] = {
             "unscored": float(unscored),
             "branched": float(branched),
             "undelivered_tokens": float(undelivered),
+            "replaced": float(replaced),
+            "replaced_tokens": float(lost),
             **rollout.metrics,
         }
         if rollout.result is not None:
@@ -198,7 +210,7 @@ class CalledEnvironment:
     # On the event loop of the environment.
 
     async def rollouts_of(self, item: Any, key: str, size: int, *, evaluation: bool) -> list[Any]:
-        """Exactly `size` rollouts of an item, the scored ones first.
+        """Exactly `size` rollouts of an item, the scored ones first. Those that others replaced are attempts of these.
 
         Raises:
             LachesisError: no rollout of several groups in a row was scored (`env.max_failed_groups`).
@@ -215,6 +227,9 @@ class CalledEnvironment:
                 f"{self.env.run_name} made {len(found)} rollouts of item {key}, and {self.taker} asks for {size}: an "
                 "environment that collects its own groups must return groups of that size"
             )
+        kept = set(map(id, chosen))
+        for at, rollout in enumerate(rollout for rollout in found if id(rollout) not in kept):
+            chosen[at % size] = _in_place_of(chosen[at % size], rollout)
         return chosen
 
     def _note(self, key: str, rollouts: Sequence[Any]) -> None:
@@ -231,6 +246,15 @@ class CalledEnvironment:
                 f"{self.env.run_name}: no rollout of the last {self._failed_groups} groups was scored "
                 f"(env.max_failed_groups); the last one: {why(left_out[-1])}"
             )
+
+
+def _in_place_of(rollout: Any, replaced: Any) -> Any:
+    """The rollout, with the starts and the sampled tokens of another one as its earlier attempts."""
+    lost = TokenCount(completion_tokens=sum(sample.trained for sample in replaced.samples))
+    for earlier in (rollout.lost, replaced.lost):
+        lost.include(earlier)
+    reasons = [*replaced.retried_after, replaced.unscored_because, *rollout.retried_after]
+    return replace(rollout, attempts=rollout.attempts + replaced.attempts, retried_after=reasons, lost=lost)
 
 
 def why(rollout: Any) -> str:
