@@ -27,12 +27,12 @@ LIMITS = {
     "lachesis_compat": 5_330,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_710,  # the plays and findings of the audit, chats that lose nothing, also behind summaries
     "lachesis_data": 6_700,
-    "lachesis_doors": 4_810,  # tokens for two trainers; without the client of MCP, which tools have
+    "lachesis_doors": 4_890,  # tokens for two trainers, and what they may not train; without the client of MCP
     "lachesis_envs": 9_360,  # web_research, browser_tasks, the maze, word problems of the demo
     "lachesis_messages": 4_830,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_140,
-    "lachesis_tokens": 13_680,  # credit by turn and in trees, the download of the embedded model
+    "lachesis_tokens": 13_720,  # credit by turn and in trees, the download of the embedded model
     "lachesis_tools": 5_910,  # tools of the web and on request, MCP servers, images, the browser
     "lachesis_train": 17_690,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
     "lachesis_view": 6_470,  # trees, items by samples, notes that stay with their rollouts, diffs, pages to send, SFT

@@ -31,9 +31,8 @@ from lachesis.runs.pipeline import NextItem, Pipeline
 from lachesis.runs.run_folder import data_folder, unused
 from lachesis.settings.hooks import hook_errors, of_hook
 from lachesis.settings.server_settings import Phase1CannotTrain, ServerConfigError, token_engine
-from lachesis_client.sampling import read_sampling
-from lachesis_messages.records.sampling_record import HARMLESS_FIELDS, sampling_problem
 from lachesis_tokens.samples.decision import decide_for_training
+from lachesis_tokens.server.serving import settings_problem
 from lachesis_tokens.server.token_server import TokenServer
 from lachesis_train.item_pools import ItemPools
 from lachesis_train.outbox import Outbox
@@ -187,13 +186,6 @@ def _reject_phase_1(env: Environment) -> None:
 def _reject_off_policy(env: Environment) -> None:
     server, config = env.server, env.config
     assert isinstance(server, TokenServer)
-    for engine in server.servers:
-        given = {
-            "temperature": config.agent_temperature,
-            "extra_body": {**engine.settings.extra_body, **(config.extra_body or {})},
-        }
-        record = read_sampling(given, default_max_tokens=config.max_token_length).record(engine.logprobs)
-        settings = engine.settings
-        facts = {HARMLESS_FIELDS: settings.harmless_fields, "sampling_mask": settings.sampling_mask}
-        if problem := sampling_problem({**record, **facts}):
-            raise ServerConfigError(f"serve: {problem}")
+    engines = [(engine.settings, engine.logprobs) for engine in server.servers]
+    if problem := settings_problem(engines, config, temperature=config.agent_temperature):
+        raise ServerConfigError(f"serve: {problem}")

@@ -23,6 +23,13 @@ NO_SAMPLES: Final = (
     "--openai.server_type vllm or sglang"
 )
 """The only problem of a file that is `empty`."""
+_BESIDE_IDS: Final = ("images", "experts", "sampling_mask")
+
+
+def not_written(sample: TokenSample) -> list[str]:
+    """What the sample has and a row of ids, masks and logprobs does not hold: without it, a trainer computes other
+    logprobs."""
+    return [f"it has {name}, which are not written" for name in _BESIDE_IDS if getattr(sample, name)]
 
 
 def verify(sample: TokenSample | Mapping[str, Any], *, on_policy: bool = True) -> list[str]:

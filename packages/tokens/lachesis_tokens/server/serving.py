@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,8 @@ from lachesis.settings.server_settings import EMBEDDED, ServerConfig, ServerConf
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client import ServerSettings
 from lachesis_client.errors import TemplateError
+from lachesis_client.sampling import LogprobsKind, read_sampling
+from lachesis_messages.records.sampling_record import HARMLESS_FIELDS, sampling_problem
 from lachesis_tokens.engines import TokenEngine, create_engine
 from lachesis_tokens.prompts.prompts import PromptBuilder
 from lachesis_tokens.server.token_server import TokenServer
@@ -160,6 +162,32 @@ def _tokenizer_of_file(path: Path) -> Any:
     if "tools" not in (tokenizer.chat_template or ""):
         tokenizer.chat_template = read_template("hermes")
     return tokenizer
+
+
+def settings_problem(
+    engines: Iterable[tuple[ServerSettings, LogprobsKind]],
+    config: HermesAgentEnvConfig,
+    *,
+    temperature: float,
+    named: Collection[str] = (),
+    masks: bool = True,
+) -> str | None:
+    """Why what is sampled with these settings has other logprobs than a trainer computes; see `sampling_problem`.
+
+    Args:
+        engines: the settings of each, and its kind of logprobs.
+        named: parameters that each request sets, whatever the settings say.
+        masks: the trainer gets the sampling masks, where the engine reports them.
+    """
+    for settings, logprobs in engines:
+        fields = {**settings.extra_body, **(config.extra_body or {})}
+        sent = {name: value for name, value in fields.items() if name not in named}
+        given = {"temperature": temperature, "extra_body": sent}
+        record = read_sampling(given, default_max_tokens=config.max_token_length).record(logprobs)
+        facts = {HARMLESS_FIELDS: settings.harmless_fields, "sampling_mask": masks and settings.sampling_mask}
+        if problem := sampling_problem({**record, **facts}):
+            return problem
+    return None
 
 
 async def check_tokens(env: Environment, server: TokenServer, tools: Sequence[dict[str, Any]]) -> None:

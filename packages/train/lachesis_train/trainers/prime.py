@@ -9,8 +9,7 @@ from typing import Any, Final
 from lachesis_messages.tokens import MASKED
 from lachesis_tokens.samples.advantages import LossAverage, token_advantages
 from lachesis_tokens.samples.samples import TokenSample
-from lachesis_tokens.samples.verification import verify
-from lachesis_train.trainers.rows import not_written
+from lachesis_tokens.samples.verification import not_written, verify
 
 FIELDS: Final = (
     *("token_ids", "mask", "logprobs", "temperatures", "env_name", "ref_logprobs", "mm_kwargs", "routed_experts"),

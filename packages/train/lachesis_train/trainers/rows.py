@@ -19,13 +19,13 @@ from lachesis_tokens.samples.group_shapes import (
     build_group,
 )
 from lachesis_tokens.samples.samples import TokenSample
+from lachesis_tokens.samples.verification import not_written
 
 log = logging.getLogger(__name__)
 
 OnBranches: TypeAlias = Literal["error", "last", "longest"]
 """What happens to a rollout of several samples where a trainer takes one row a rollout: the training stops, or one of
 the samples is trained: that in which the conversation ended, or that with the most sampled tokens."""
-_NOT_WRITTEN: Final = ("images", "experts", "sampling_mask")
 _SPLITS: Final = {"last": SplitRollouts.FINAL, "longest": SplitRollouts.LONGEST, None: SplitRollouts.ALL}
 
 
@@ -71,11 +71,6 @@ class Row:
     """Samples of the rollout, without discarded attempts."""
     undelivered: int = 0
     """Sampled tokens of the rollout that no row of it trains."""
-
-
-def not_written(sample: TokenSample) -> list[str]:
-    """What the sample has and no row of an adapter holds: without it, a trainer computes other logprobs."""
-    return [f"it has {name}, which are not written" for name in _NOT_WRITTEN if getattr(sample, name)]
 
 
 def refuse_not_written(rollout: Any, samples: Sequence[TokenSample]) -> None:
