@@ -17,13 +17,13 @@ from lachesis.figures.item_keys import ItemKeys, first_items, part_key
 from lachesis.loop.rollout import PlayedGroup
 from lachesis_doors.serving.open_rollout import (
     OpenRollout,
-    RolloutSource,
     answer_description,
     answer_name,
     completions_from,
     described,
 )
-from lachesis_doors.serving.policies import Policies
+from lachesis_doors.serving.policies import Policies, RequestPolicy
+from lachesis_doors.serving.refusals import refusal
 
 OnBranches: TypeAlias = Literal["error", "longest", "last"]
 """What a standard with one chain of tokens a rollout gets of one that has several: none, or one of them."""
@@ -153,8 +153,11 @@ class ServingHost:
         self._played[key] += 1
         return item, part_key(key, self._played[key] - 1)
 
-    async def play(self, split: str, index: int, policy: RolloutSource) -> PlayedGroup:
-        """One rollout of a task with this policy, once there is a place. Raises as `open`, and as `play_item`."""
+    async def play(self, split: str, index: int, policy: RequestPolicy) -> tuple[PlayedGroup, str]:
+        """One rollout of a task with this policy, once there is a place; and why no trainer may have it, if so.
+
+        Nothing is trained on the split `test`. Raises as `open`, and as `play_item`.
+        """
         item, key = self._attempt(split, index)
         over = asyncio.get_running_loop().create_future()
         async with self._room:
@@ -164,7 +167,10 @@ class ServingHost:
             token = completions_from.set(policy)
             try:
                 (group,) = await self.env.play_item(item, key, size=1, evaluation=split == "test")
-                return group
+                (rollout,) = group.rollouts
+                if split == "test":
+                    return group, ""
+                return group, await asyncio.to_thread(refusal, rollout, policy, self.env.config, policy.named)
             finally:
                 completions_from.reset(token)
                 self._playing.discard(over)

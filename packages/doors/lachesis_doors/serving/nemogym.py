@@ -12,12 +12,14 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from backends.errors import LachesisError
+from backends.errors import LachesisError, SettingsError
 from backends.text import counted
 from lachesis.loop.rollout import PlayedGroup
+from lachesis_client.model_server import tracks_tokens
 from lachesis_doors.door_env import first_answer
 from lachesis_doors.serving.host import NoPlace, NoSuchTask, OnBranches, ServingHost
-from lachesis_doors.serving.policies import TOKEN_FIELDS, RequestPolicy
+from lachesis_doors.serving.policies import RequestPolicy
+from lachesis_doors.serving.refusals import TOKEN_FIELDS, UNTRAINABLE, problem_of_settings
 from lachesis_doors.serving.task_routes import body_of, refused
 from lachesis_doors.serving.trace import completions_of
 from lachesis_messages.history import MessageHistory
@@ -62,6 +64,9 @@ class NeMoGymService(WebService):
 
     async def start(self) -> None:
         self._server = await self._host.policies.get(self._host.env.server_configs, keeps_tokens=True)
+        tokens, of_rows = tracks_tokens(self._server), ("top_p",)  # what rows will name is not known yet
+        if tokens and (problem := problem_of_settings(self._server, self._host.env.config, of_rows)):
+            raise SettingsError(f"--as nemogym: {problem}")
         await super().start()
 
     def rows(self) -> Iterable[dict[str, Any]]:
@@ -84,7 +89,7 @@ class NeMoGymService(WebService):
             "max_tokens": asked.get("max_output_tokens"),
         }
         try:
-            group = await self._host.play(split, index, RequestPolicy(self._server, sampling))
+            group, untrainable = await self._host.play(split, index, RequestPolicy(self._server, sampling))
         except NoSuchTask as error:
             raise refused(422, str(error)) from error
         except NoPlace as error:
@@ -92,7 +97,7 @@ class NeMoGymService(WebService):
         except LachesisError as error:  # a setting, which no other row changes
             raise refused(500, str(error)) from error
         row = {name: value for name, value in body.items() if name not in _WRITTEN}
-        return json_response({**row, **verified(asked, group, self._host.on_branches)})
+        return json_response({**row, **verified(asked, group, self._host.on_branches, untrainable)})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         """Of the rows that have a score."""
@@ -115,8 +120,10 @@ def _is_answer(row: Any) -> bool:
     return all(type(each) in (int, float) for each in numbers)
 
 
-def verified(asked: Mapping[str, Any], group: PlayedGroup, on_branches: OnBranches = "error") -> dict[str, Any]:
-    """NeMo Gym's `BaseVerifyResponse`: the conversation, and its score.
+def verified(
+    asked: Mapping[str, Any], group: PlayedGroup, on_branches: OnBranches = "error", untrainable: str = ""
+) -> dict[str, Any]:
+    """NeMo Gym's `BaseVerifyResponse`: the conversation, and its score. `untrainable`: why it may not be trained.
 
     Its trainer asserts that every prompt with tokens begins with all tokens before it, whether the rollout is masked or
     not. So only the completions of one such chain have their tokens.
@@ -137,6 +144,8 @@ def verified(asked: Mapping[str, Any], group: PlayedGroup, on_branches: OnBranch
             end = next(node for node in completions_of(history) if node.origin is chain[-1])
             nodes, said = _path_to(end), chain
         left_out = _sampled(history.completions()) - _sampled(chain)
+    if untrainable:
+        kind, why = UNTRAINABLE, untrainable
     begins = first_answer(nodes)
     tools = [{"type": "function", "strict": False, **tool["function"]} for tool in group.tools]
     params = {**asked, "input": [_item(node.item) for node in nodes[:begins]], "tools": tools}

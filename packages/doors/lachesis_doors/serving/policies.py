@@ -18,12 +18,10 @@ from lachesis_client import OpenAIServer, Router
 from lachesis_client.errors import BadResponse
 from lachesis_client.http_client import HttpAnswer
 from lachesis_client.model_server import ModelServer, tracks_tokens
+from lachesis_doors.serving.refusals import TOKEN_FIELDS
 from lachesis_messages.messages import Message
 from lachesis_messages.responses import ChatResponse, as_message
 from lachesis_tokens.engines.checks import checked_completion, checked_ids
-
-TOKEN_FIELDS: Final = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-"""Of an answer of NeMo Gym's model servers. They take them back with the message, to continue these very tokens."""
 
 _CHECK_TOKENS: Final = "it has to report all tokens of a completion, or none: look at return_token_id_information"
 
@@ -77,6 +75,11 @@ class RequestPolicy:
     def for_rollout(self, **names: Any) -> RequestPolicy:
         """The same, for one rollout."""
         return RequestPolicy(self._server.for_rollout(**names), {**self._named, **self._extra})
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The parameters that the request sets."""
+        return frozenset({*self._named, *self._extra})
 
     async def chat(self, messages: Any, **options: Any) -> ChatResponse:
         """One completion."""

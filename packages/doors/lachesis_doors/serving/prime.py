@@ -20,8 +20,10 @@ import zmq.asyncio
 from backends.errors import LachesisError, SettingsError, cannot_listen
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_client.lifecycle import AsyncService
+from lachesis_client.model_server import tracks_tokens
 from lachesis_doors.serving.host import ServingHost
 from lachesis_doors.serving.policies import RequestPolicy
+from lachesis_doors.serving.refusals import problem_of_settings
 from lachesis_doors.serving.trace import standing_of, trace_of
 
 log = logging.getLogger(__name__)
@@ -110,11 +112,18 @@ class PrimeService(AsyncService):
         data = given["task_data"]
         server = await self._host.policies.get([self._settings(given["client"], given["model"])])
         sampling = {name: value for name, value in given["sampling"].items() if name not in _OF_THE_ENGINE}
-        group = await self._host.play(data["split"], data["index"], RequestPolicy(server, sampling))
-        (rollout,) = group.rollouts
+        policy = RequestPolicy(server, sampling)
         task = {"type": "LachesisTask", "data": data}
-        head = {"id": uuid.uuid4().hex, "env": {"id": self._host.name}, "task": task, **standing_of(rollout)}
-        traces = [trace_of(group, task)] if rollout.result is not None else []
+        head: dict[str, Any] = {"id": uuid.uuid4().hex, "env": {"id": self._host.name}, "task": task}
+        trains = tracks_tokens(server) and data["split"] != "test"
+        if trains and (problem := problem_of_settings(server, self._host.env.config, policy.named)):
+            error = {"type": "SettingsError", "message": problem, "traceback": None}
+            head |= {"ok": False, "is_timeout": False, "errors": [error]}
+            return {"success": True, "error": None, "head": head, "traces": []}
+        group, untrainable = await self._host.play(data["split"], data["index"], policy)
+        (rollout,) = group.rollouts
+        head |= standing_of(rollout, untrainable)
+        traces = [trace_of(group, task, untrainable)] if rollout.result is not None else []
         for trace in traces:
             await send(trace)
         sent = [{"id": each["trace"], "nodes": len(each["nodes"]), "calls": len(each["calls"])} for each in traces]

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.rollout import PlayedGroup, Rollout
+from lachesis_doors.serving.refusals import UNTRAINABLE
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import Message
 from lachesis_messages.responses import ChatResponse, MessageGraph, Node, ToolResponse
@@ -16,12 +17,12 @@ _ERRORS: Final = {"infra_error": "SandboxError", "model_server": "ProviderError"
 """The names of verifiers for `Rollout.unscored_kind`."""
 
 
-def trace_of(group: PlayedGroup, task: Mapping[str, Any]) -> dict[str, Any]:
-    """The delta that is the whole trace of a rollout which has a result."""
+def trace_of(group: PlayedGroup, task: Mapping[str, Any], untrainable: str = "") -> dict[str, Any]:
+    """The delta that is the whole trace of a rollout which has a result. `untrainable`: why it may not be trained."""
     (rollout,) = group.rollouts
     assert rollout.result is not None
     nodes, calls, versions = nodes_of(rollout.result.history)
-    name, score = uuid.uuid4().hex, rollout.reward
+    name, score = uuid.uuid4().hex, None if untrainable else rollout.reward
     standing = {
         "agent": {"config": {}},
         "tools": [tool["function"] for tool in group.tools],
@@ -29,7 +30,7 @@ def trace_of(group: PlayedGroup, task: Mapping[str, Any]) -> dict[str, Any]:
         "metrics": dict(rollout.metrics),
         "is_completed": True,
         "stop_condition": rollout.outcome.value,
-        **standing_of(rollout),
+        **standing_of(rollout, untrainable),
     }
     if versions:
         standing["info"] = {"policy_versions": {str(at): each for at, each in versions.items()}}
@@ -38,11 +39,11 @@ def trace_of(group: PlayedGroup, task: Mapping[str, Any]) -> dict[str, Any]:
     return {"trace": name, "open": opened, "nodes": nodes, "calls": calls, "errors": errors, "set": standing}
 
 
-def standing_of(rollout: Rollout) -> dict[str, Any]:
-    """Whether it has a score, and the reason where it has none."""
-    kind, why = rollout.unscored_kind, rollout.unscored_because
+def standing_of(rollout: Rollout, untrainable: str = "") -> dict[str, Any]:
+    """Whether it has a score that may be trained, and the reason where it has none."""
+    kind, why = (UNTRAINABLE, untrainable) if untrainable else (rollout.unscored_kind, rollout.unscored_because)
     error = {"type": _ERRORS.get(kind, kind), "message": why, "traceback": rollout.traceback}
-    scored = rollout.reward is not None
+    scored = rollout.reward is not None and not untrainable
     return {"ok": scored, "is_timeout": rollout.outcome is Outcome.TIMEOUT, "errors": [] if scored else [error]}
 
 
