@@ -374,6 +374,16 @@ def completions_of_the_record_removed(lines: Lines) -> None:
     another_finish_reason(lines)
 
 
+def a_rollout_removed_and_the_records_of_its_group(lines: Lines) -> None:
+    del lines[1]["rollouts"], lines[1]["scores"][0], lines[1]["messages"][0]
+    gone = lines[1]["samples"][0]["rollout_id"]
+    lines[1]["samples"] = [sample for sample in lines[1]["samples"] if sample["rollout_id"] != gone]
+
+
+def the_records_of_the_first_group_removed(lines: Lines) -> None:
+    del lines[0]["rollouts"]
+
+
 def a_line_without_its_digest(lines: Lines) -> None:
     scores_exchanged(lines)
     del lines[0][LINE_DIGEST]
@@ -440,6 +450,8 @@ FORGERIES: list[Callable[[Lines], None]] = [
     another_outcome_of_a_sample,
     interrupts,
     completions_of_the_record_removed,
+    a_rollout_removed_and_the_records_of_its_group,
+    the_records_of_the_first_group_removed,
     a_line_without_its_digest,
     a_line_without_any_digest,
     a_sample_without_its_digest,

@@ -83,6 +83,9 @@ class Runs:
             self._certified.add(run)
         elif run in self._certified:  # an older version may have begun it, but does not continue it
             return f"its {LINE_DIGEST} is missing, and an earlier line of run {run} has one"
+        has = isinstance(group.get("rollouts"), list)
+        if LINE_DIGEST in group and self._facts[run].setdefault("rollouts", has) != has:
+            return f"one line of run {run} has rollouts, and another one has none to compare its samples with"
         if number is None:
             return None
         if type(number) is not int or number < 0:
