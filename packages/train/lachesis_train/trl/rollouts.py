@@ -122,7 +122,9 @@ class LachesisRollouts(CalledEnvironment):
         if not evaluation:
             for at in range(0, len(rollouts), size):
                 count_calls(self.repaired, rollouts[at : at + size], self.env.run_name)
-        figures = [self.count(rollout, [row]) for rollout, row in zip(rollouts, rows, strict=True)]
+        figures = [
+            self.count(rollout, [row], evaluation=evaluation) for rollout, row in zip(rollouts, rows, strict=True)
+        ]
         return {
             "prompt_ids": [list(row.prompt_ids) for row in rows],
             "completion_ids": [list(row.completion_ids) for row in rows],

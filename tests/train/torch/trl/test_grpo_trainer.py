@@ -233,6 +233,8 @@ def test_evaluation_plays_num_generations_eval_rollouts_of_its_own_items(
         span.sampling["temperature"] for rows in returned for row in rows["lachesis_sample"] for span in row.spans
     }
     assert temperatures == {0.8}, "that of the trainer, also in evaluation"
+    of_training = sum(map(sum, returned[1]["env_mask"]))
+    assert rollouts.totals["trained"] == of_training > 0, "nothing is trained in an evaluation"
     assert all(module.training for module in model.modules()), "the trainer's mode is restored"
 
 
