@@ -215,7 +215,14 @@ class LachesisRolloutWorker:
             discarded_attempts=config.discarded_attempts,
             unchecked_prompts=config.unchecked_prompts,
         )
-        self.totals.update(groups=1, rollouts=len(rollouts), unscored=len(rollouts) - len(scored))
+        self.totals.update(
+            groups=1,
+            rollouts=len(rollouts),
+            unscored=len(rollouts) - len(scored),
+            undelivered=sum(map(_sampled, rollouts)),  # until they are delivered
+            replaced=sum(rollout.attempts - 1 for rollout in rollouts),
+            replaced_tokens=sum(rollout.lost.completion_tokens for rollout in rollouts),
+        )
         figures: dict[str, Any] = {"lachesis/unscored_frac": (len(rollouts) - len(scored), len(rollouts))}
         if len(scored) < 2:
             left = [rollout for rollout in rollouts if rollout.reward is None]
@@ -259,7 +266,7 @@ class LachesisRolloutWorker:
                 )
             )
         undelivered = sum(group.undelivered.values())
-        self.totals.update(rows=len(rows), trained=group.delivered, undelivered=undelivered)
+        self.totals.update(rows=len(rows), trained=group.delivered, undelivered=-group.delivered)
         turns = sum(rollout.result.turns_used for rollout in scored)
         figures |= {
             "lachesis/samples_per_rollout": (len(rows), len(scored)),
@@ -280,3 +287,8 @@ class LachesisRolloutWorker:
                 f"was {reason}: {detail}"
             )
         return []
+
+
+def _sampled(rollout: Any) -> int:
+    """Tokens, without those of starts that failed."""
+    return sum(sample.trained for sample in rollout.samples)

@@ -138,6 +138,27 @@ async def test_rows_hold_what_the_server_sampled_with_the_advantage_of_their_rol
     assert worker.totals["unscored"] >= len(whole)
 
 
+async def test_every_sampled_token_of_a_group_is_in_the_totals_once(tmp_path: Path) -> None:
+    played: list[Any] = []
+
+    class Noting(LachesisRolloutWorker):
+        def _rows(self, item: Any, rollouts: Any, version: int) -> list[Any]:
+            played.extend(rollouts)
+            return super()._rows(item, rollouts, version)
+
+    async with FakeServer(ToolUser(turns=2), vary=True, faults={"cut_tool_call": 0.2}) as model:
+        settings, server = {**SETTINGS, "max_infra_retries": 1}, with_tokens(model, tmp_path)
+        worker = Noting(Tosses, args=config(tmp_path), settings=settings, servers=[server])
+        await asyncio.to_thread(worker.dataset, 10)
+        worker.start()
+        await rows_of(worker, 12)
+        await asyncio.to_thread(worker.stop)
+    totals = worker.totals
+    sampled = sum(rollout.result.tokens.completion_tokens + rollout.lost.completion_tokens for rollout in played)
+    assert totals["trained"] + totals["undelivered"] + totals["replaced_tokens"] == sampled
+    assert totals["unscored"] and totals["rollouts"] == len(played)
+
+
 async def test_rows_go_through_the_queue_and_the_collator_of_trl(tmp_path: Path) -> None:
     """A row that is older than `max_staleness` is dropped there, and counted."""
     async with FakeServer(ToolUser(turns=2), vary=True) as model:
