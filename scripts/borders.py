@@ -34,7 +34,7 @@ LIMITS = {
     "lachesis_testing": 9_140,
     "lachesis_tokens": 13_720,  # credit by turn and in trees, the download of the embedded model
     "lachesis_tools": 5_910,  # tools of the web and on request, MCP servers, images, the browser
-    "lachesis_train": 17_700,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
+    "lachesis_train": 17_710,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
     "lachesis_view": 6_470,  # trees, items by samples, notes that stay with their rollouts, diffs, pages to send, SFT
     "tool_call_parsers": 12_000,
 }
