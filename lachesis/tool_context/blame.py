@@ -67,8 +67,10 @@ def _fault(
 
 async def _is_of_image(session: ToolSession, method: str, fault: AgentFault, args: Any, kwargs: Any) -> bool:
     """Whether a file is missing that the image has, if it is not the agent that removed it."""
+    if fault.errno != errno.ENOENT or method not in _READS:
+        return False
     path = os.fspath(args[0] if args else kwargs.get("path", kwargs.get("remote_path", "")))
-    if fault.errno != errno.ENOENT or method not in _READS or not isinstance(path, str):
+    if not isinstance(path, str):
         return False
     workspace = (await session.sandbox()).workdir.rstrip("/") + "/"
     return path.startswith("/") and not path.startswith((workspace, *_OF_AGENTS))

@@ -17,6 +17,7 @@ import pytest
 from backends import SandboxSpec, create_backend
 from backends.host.folders import cache_folder
 from lachesis.loop.judgement import Judgement, TestVerdict
+from lachesis.rewards import AgentFault
 from lachesis.rewards.reward import RewardError
 from lachesis.tool_context.artifacts import Artifacts
 from lachesis.tool_context.pace import MachineOverloaded, OwnTime, pace
@@ -418,6 +419,17 @@ async def test_a_sandbox_that_may_use_little_of_a_processor_is_not_an_overloaded
         limited, free = sessions.open("limited").another(), sessions.open("free", spec=SandboxSpec(cpus=0))
         found = [await pace(await each.sandbox(), each.cpus) for each in (limited, free)]
     assert found[0].stretch < 5 * found[1].stretch  # 10 times as slow
+
+
+async def test_a_source_that_fills_the_verifiers_disk_is_the_agents_fault() -> None:
+    spec = SandboxSpec(disk_bytes=8 << 20)
+    async with ToolSessions(create_backend("local", mounts=[str(VENV)]), spec) as sessions:
+        ctx = ToolContext(sessions.open("task"), BUILTIN_TOOLS, open_verifier=lambda: sessions.open("verifier"))
+        await ctx.terminal("head -c 8300000 /dev/zero > shop.py")
+        with pytest.raises(AgentFault, match="No space left"):
+            await ctx.judge_pytest(
+                ["shop.py"], {TEST_PATH: TESTS, "tests/data": b"x" * 200_000}, expect=IDS, python=PYTHON
+            )
 
 
 async def test_what_honest_suites_do_to_their_interpreter_accuses_nobody(judge: Judge) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from backends import SandboxLost, SandboxSpec, create_backend
+from backends import SandboxExhausted, SandboxLost, SandboxSpec, create_backend
 from lachesis.rewards import AgentFault
 from lachesis.tool_context.sealing import Sealed
 from lachesis.tool_context.tool_context import ToolContext
@@ -279,6 +279,17 @@ def test_a_full_disk_of_this_machine_is_no_refusal(tmp_path: Path, path: str) ->
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.startswith(f"raised a seal may copy 2000000 bytes to {tmp_path}"), done
     assert done.stdout.endswith("True\n")
+
+
+async def test_a_sandbox_that_ends_by_its_own_limits_under_a_seal_is_the_agents_fault(
+    ctx: ToolContext, session: ToolSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ended() -> Any:
+        raise SandboxExhausted("its memory is used up")
+
+    monkeypatch.setattr(session, "sandbox", ended)
+    with pytest.raises(AgentFault, match="its memory is used up"):
+        await ctx.seal(["a", "b"])
 
 
 async def test_a_plain_reward_seals_too_and_its_verifier_is_released(tmp_path: Path) -> None:
