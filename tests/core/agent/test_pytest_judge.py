@@ -446,7 +446,7 @@ def test_fakes(replaced): assert total([1]) == 1
 def test_strict(): assert "%s\\n\\t" % total([1]) == "1\\n\\t"
 def test_runs(): total([1])
 """
-    settings = "[pytest]\naddopts = -x -n 2 -p xdist.plugin\nfilterwarnings = error\n"
+    settings = "[pytest]\naddopts = -x --sw -n 2 -p xdist.plugin\nfilterwarnings = error\n"
     tests = {"test_it.py": suite, "pytest.ini": settings}
     names = [f"test_it.py::{name}" for name in ("test_fakes", "test_strict", "test_runs")]
     found = await judge({"shop.py": SOLUTION}, tests=tests, expect=names)
