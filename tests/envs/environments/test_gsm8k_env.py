@@ -209,3 +209,16 @@ def test_answers_and_solutions_of_rows() -> None:
     solution = worked_solution({"question": "", "answer": "72", "solution": ROWS[0]["answer"]})
     assert list(solution.steps) == ["print(48/2)", "print(48+24)"]
     assert solution.answer == "72"
+    for text, answer in (("1,200", "1200"), ("(3,4)", "(3,4)"), (r"\{1,2\}", r"\{1,2\}"), ("1,2", "1,2")):
+        row = {"question": "", "answer": text, "solution": f"#### {text}"}
+        assert worked_solution(row).answer == answer
+
+
+async def test_commas_between_the_members_of_an_answer_stay(tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text(json.dumps({"question": "Which point?", "answer": "#### (3,4)"}))
+    settings = {"dataset_name": str(tmp_path / "one.jsonl"), "total_steps": 1, "group_size": 1}
+    for said, reward in (("(3, 4)", 1.0), ("(34)", 0.0)):
+        (tmp_path / said).mkdir()
+        async with ScriptedServer([say(rf"\boxed{{{said}}}")]) as server:
+            result = await make(GSM8kAgentEnv, server, tmp_path / said, **settings).process_manager()
+        assert rollouts(result.files.groups)[0]["reward"] == reward

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, ServerConfig, load_rows
 from lachesis.runs.dataset_rows import is_local
-from lachesis_envs.gsm8k.math_answer import MathVerifier, as_number, boxed, last_number
+from lachesis_envs.gsm8k.math_answer import MathVerifier, as_number, boxed, last_number, without_separators
 from lachesis_envs.gsm8k.symbolic import gsm_symbolic
 from lachesis_envs.gsm8k.word_problems import WordProblems
 from lachesis_envs.gsm8k.worked_solutions import (
@@ -160,5 +160,4 @@ def _solution(row: Mapping[str, Any]) -> tuple[str, str]:
     given = str(row["answer"])  # users' files hold plain numbers as well
     metadata = row.get("metadata")
     worked = metadata.get("answer_cot") if isinstance(metadata, Mapping) else None
-    worked, answer = str(worked or given), given.rpartition("####")[2].strip().replace(",", "")
-    return worked, answer
+    return str(worked or given), without_separators(given.rpartition("####")[2].strip())

@@ -17,6 +17,7 @@ from itertools import zip_longest
 from typing import Any
 
 from backends.first_use import parse
+from lachesis_envs.gsm8k.math_answer import without_separators
 from lachesis_messages.messages import Message, ToolCall
 
 UNKNOWN_PROBLEM = "I do not know this problem."
@@ -163,7 +164,7 @@ def _tokens(line: str) -> Iterable[str]:
 
 
 def _solution(expressions: Iterable[str], text: str) -> WorkedSolution:
-    answer = text.rsplit("####", 1)[-1].strip().replace(",", "").removesuffix(".0")
+    answer = without_separators(text.rsplit("####", 1)[-1].strip()).removesuffix(".0")
     steps = list(dict.fromkeys(f"print({expression})" for expression in expressions))
     return WorkedSolution(steps or [f"print({answer!r})" if evaluate(answer) is None else f"print({answer})"], answer)
 
