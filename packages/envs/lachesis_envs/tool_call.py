@@ -136,7 +136,7 @@ def arguments(call: ToolCall) -> dict[str, Any]:
     """The arguments of a call; none where they are not a JSON object."""
     try:
         given = json.loads(call.arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):  # the deeper the stack is here, the less deep may the JSON be
         return {}
     return given if isinstance(given, dict) else {}
 

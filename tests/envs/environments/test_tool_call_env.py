@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from lachesis import HermesAgentBaseEnv
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_envs.maze import MazeEnv
-from lachesis_envs.tool_call import ToolCallEnv, ToolResultEnv, in_stock
+from lachesis_envs.tool_call import ToolCallEnv, ToolResultEnv, graded, in_stock
+from lachesis_messages.messages import Message, ToolCall
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import make, rollouts
 
@@ -196,6 +197,12 @@ async def test_the_name_of_the_part_is_no_answer(tmp_path: Path, words: str, rew
     async with ScriptedServer(answers) as server:
         result = await play(ToolResultEnv, server, tmp_path)
     assert [rollout["reward"] for rollout in rollouts(result.files.groups)] == [reward]
+
+
+def test_a_call_with_arguments_that_nest_too_deeply_for_the_reward_has_none() -> None:
+    deep = ToolCall("call_1", "add", '{"a": ' + "[" * 5000 + "]" * 5000 + ', "b": 2}')
+    item = {"tool": "add", "arguments": {"a": 1, "b": 2}}
+    assert graded(Message("assistant", tool_calls=(deep,)), item).value == 0.5
 
 
 async def test_no_sandbox_is_needed(tmp_path: Path) -> None:
