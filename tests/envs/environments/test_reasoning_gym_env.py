@@ -74,6 +74,20 @@ async def test_an_answer_is_not_run_as_code(generator: str, tmp_path: Path) -> N
     assert not touched.exists()
 
 
+@pytest.mark.parametrize(
+    ("generator", "answers"), [("complex_arithmetic", ["nan", "nan+1i", "inf"]), ("coin_flip", ["0", "0.", "nan"])]
+)
+async def test_no_answer_is_right_for_every_problem(generator: str, answers: list[str]) -> None:
+    generators = Generators()
+    try:
+        for answer in answers:
+            assert await generators.score(generator, SMALL, 0, answer) < 0.5, answer
+        right = await generators.problem(generator, SMALL, 0)
+        assert await generators.score(generator, SMALL, 0, right["answer"]) == 1.0
+    finally:
+        await generators.close()
+
+
 async def test_a_name_a_package_and_a_setting_that_are_wrong_are_named(tmp_path: Path) -> None:
     generators = Generators()
     try:

@@ -11,6 +11,7 @@ import ast
 import importlib
 import importlib.util
 import json
+import math
 import os
 import re
 import resource
@@ -30,6 +31,11 @@ MAX_SECONDS = 10.0
 """CPU time of one question. The kernel ends the process then: arithmetic in C notices no timer of Python."""
 _EXPRESSION = (ast.Expression, ast.Call, ast.keyword, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List)
 _OPERATORS = (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Compare, ast.cmpop)
+_OTHER_NAMES: dict[str, dict[str, Any]] = {
+    "coin_flip": {"min": max},
+    "complex_arithmetic": {"min": lambda *given: 0.0 if any(map(math.isnan, given)) else min(given)},
+}
+"""Of modules whose scorers give full marks for `0`, with which every probability begins, and for `nan`."""
 _FUNCTIONS = ("sqrt", "cbrt", "root", "real_root")
 
 
@@ -115,6 +121,7 @@ class PackageGenerators:
         module = importlib.import_module(self.modules[generator])
         if re.search(r"\beval\(answer\)", Path(module.__file__ or "").read_text(encoding="utf-8")):
             vars(module)["eval"] = ast.literal_eval
+        vars(module).update(_OTHER_NAMES.get(generator, {}))
         if parser := sys.modules.get("sympy.parsing.sympy_parser"):
             vars(parser)["eval"] = expression
 
