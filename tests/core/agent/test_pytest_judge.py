@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import sys
 import threading
@@ -24,7 +25,7 @@ from lachesis.tool_context.pace import MachineOverloaded, OwnTime, pace
 from lachesis.tool_context.tool_context import ToolContext
 from lachesis_envs.judging import pytest_judge
 from lachesis_envs.judging.changed_tests import ENDED, INVERTED, VALUE, TestFile
-from lachesis_envs.judging.pytest_judge import PytestJudge
+from lachesis_envs.judging.pytest_judge import PytestJudge, other_changes
 from lachesis_testing.cheats import IDS, SOLUTION, TEST_PATH, TESTS, WRONG
 from lachesis_tools import BUILTIN_TOOLS, ToolSessions
 from tests.support.busy_machine import busy_machine, quiet_machine
@@ -96,6 +97,10 @@ CERTAIN = {
     "with expectation(ValueError):\n        int(words)\n        assert max(numbers) == 3": ENDED,
     "with mock.patch('math.pi', 3):\n        assert max(numbers) == 3": VALUE,
     "try:\n        assert max(numbers) == 3\n    except AssertionError:\n        pass": ENDED,
+    "assert {'a': 3} == {'a': 1, 'a': 3}": VALUE,
+    "assert {'two words': 5, 'a': 2} == {words: 1, 'two words': 5, 'a': 2}": VALUE,
+    "assert {'a': 3, **found} == {'a': 3, **found}": INVERTED,
+    "assert {1, 2} == {1, 1, 2}": VALUE,
     "raising if numbers else None": ENDED,
 }
 """Bodies of tests that pass, with the strongest change that is certain to make them fail."""
@@ -173,6 +178,61 @@ def test_changed_parameters_keep_the_ids_known(test: str, params: list[str], kin
     assert {id != change.renamed.get(id, id) for id in ids} == {renames}
 
 
+ROWS = """
+import pytest
+from .others import imported, other
+
+@pytest.fixture
+def of_n(n): return list(range(n))
+@pytest.fixture
+def of_m(m=1): return [1]
+def made(k): return k
+built = pytest.fixture(made)
+
+{marks}
+@pytest.mark.parametrize("{name}", [10, 25]{options})
+def test_it({name}{arguments}):
+    assert made({name}=1) == {name}
+
+@pytest.mark.parametrize("p", [1])
+def test_more(p, of_m):
+    assert p == 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "options", "marks", "conftest", "kind"),
+    [
+        ("p", "", "", "", "", VALUE),
+        ("p", ", of_m, tmp_path", "", "@pytest.mark.slow", "import pytest\n", VALUE),
+        ("n", ", of_n", "", "", "", INVERTED),
+        ("n", "", "", "", "", INVERTED),
+        ("m", "", "", "", "", INVERTED),
+        ("k", "", "", "", "", INVERTED),
+        ("p", "", ", indirect=True", "", "", INVERTED),
+        ("p", "", ", ids=str", "", "", INVERTED),
+        ("p", ", imported", "", "", "", INVERTED),
+        ("p", "", "", "@other", "", INVERTED),
+        ("p", "", "", "", "@pytest.fixture(autouse=True)\ndef ready(p): pass\n", INVERTED),
+        ("p", "", "", "", "def pytest_runtest_setup(item): item.callspec.params['p']\n", INVERTED),
+        ("p", "", "", "", "this is of no Python", INVERTED),
+    ],
+)
+def test_a_parameter_that_a_fixture_may_take_is_not_changed(
+    name: str, arguments: str, options: str, marks: str, conftest: str, kind: str
+) -> None:
+    """The fixture would get the other value too, and a right solution would pass the changed test."""
+    text = ROWS.format(name=name, arguments=arguments, options=options, marks=marks)
+    ids = [f"t/test_a.py::test_it[{value}]" for value in (10, 25)]
+    for is_given in (True, False):
+        suite: dict[str, TestFile | bytes] = {"t/test_a.py": TestFile("t/test_a.py", text.encode())}
+        others = [] if is_given else [conftest.encode()]
+        if is_given:
+            suite["t/conftest.py"] = conftest.encode()
+        plan = pytest_judge._Plan(suite, ids, random.Random(1), others)
+        assert plan.changes[ids[0]].kind == kind, plan.changes[ids[0]]
+
+
 Judge = Callable[..., Any]
 
 
@@ -200,6 +260,31 @@ async def test_a_right_solution_passes_and_every_verdict_is_shown(judge: Judge) 
     assert list(found.tests) == list(IDS)
     assert {verdict.kind for verdict in found.tests.values()} == {VALUE, INVERTED}
     assert "passed" in found.output and "changed" not in found.output
+
+
+async def test_fixtures_of_the_tree_are_known_and_each_number_has_its_changes(python_image: Path) -> None:
+    rows = "import pytest\n@pytest.mark.parametrize('n', [10, 25])\ndef test_it(n):\n    assert N == [n]\nN = []\n"
+    rows += "def test_constant():\n    assert 12345678 == 12345678\n"
+    made = "import pytest, test_it\n@pytest.fixture(autouse=True)\ndef data(request):\n"
+    made += "    test_it.N[:] = request.node.callspec.params.values() if hasattr(request.node, 'callspec') else ()\n"
+    (python_image / "repo/tests").mkdir(parents=True)
+    (python_image / "repo/tests/conftest.py").write_text(made)
+    ids = ["tests/test_it.py::test_it[10]", "tests/test_it.py::test_it[25]", "tests/test_it.py::test_constant"]
+    options: dict[str, Any] = {"tests": {"tests/test_it.py": rows}, "expect": ids, "timeout": 60}
+    options["python"] = "PYTHONPATH=/opt/pytest python3"
+    shown, spec = set(), SandboxSpec(image=str(python_image), workdir="/repo")
+    async with ToolSessions(create_backend("local"), spec) as sessions:
+        for number in range(3):
+            other_changes.set(bytes([number]))
+            name = f"verifier-{number}"
+            ctx = ToolContext(
+                sessions.open(f"task-{number}"), BUILTIN_TOOLS, open_verifier=functools.partial(sessions.open, name)
+            )
+            await ctx.write_file("shop.py", SOLUTION)
+            found = await ctx.judge_pytest(["shop.py"], **options)
+            assert found.passed and found.tests[ids[0]].kind == INVERTED, found
+            shown.add(found.tests[ids[2]].change)
+    assert len(shown) > 1
 
 
 class Noting(random.Random):

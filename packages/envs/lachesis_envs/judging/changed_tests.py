@@ -16,7 +16,7 @@ import random
 import re
 import string
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -60,6 +60,10 @@ _FAILS = b"assert 0 == 1"
 _CHANGEABLE = string.ascii_letters + string.digits
 _TOLERANCE = 1e-5
 """More than comparisons of floats allow by themselves."""
+_BUILT_IN = {"self", "tmp_path", "tmpdir", "tmp_path_factory", "monkeypatch", "capsys", "capfd", "caplog", "recwarn"}
+"""Arguments that are not made from a test's parameters."""
+_DYNAMIC = {"getfixturevalue", "callspec", "funcargs", "fixturenames"}
+"""What reaches the parameters of a test without their names as arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,36 @@ class Change:
     """The ids that change with it, of parameters: from before to after."""
     shown: str = ""
     """For people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixtures:
+    """What may take the parameters of tests besides these."""
+
+    known: frozenset[str] = frozenset()
+    """Names of functions whose arguments are in `taken`."""
+    taken: frozenset[str] = frozenset()
+    dynamic: bool = False
+    """Whether parameters may be taken by names that are not seen."""
+
+    @classmethod
+    def of(cls, trees: Iterable[ast.Module]) -> Fixtures:
+        """Those of these files. What is a fixture is known by its decorators, or where it is handed to `fixture()`."""
+        known, taken, names = set(), set(), set()
+        for tree in trees:
+            nodes = list(ast.walk(tree))
+            names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+            calls = [node for node in nodes if isinstance(node, ast.Call) and "fixture" in _called(node.func)]
+            wrapped = {ast.unparse(argument) for call in calls for argument in call.args}
+            for node in nodes:
+                if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    continue
+                marks = list(map(ast.unparse, node.decorator_list))
+                is_test = node.name.startswith("test") and not any("fixture" in mark for mark in marks)
+                if node.name in wrapped or (marks and not is_test):
+                    known.add(node.name)
+                    taken |= _arguments(node)
+        return cls(frozenset(known), frozenset(taken), not names.isdisjoint(_DYNAMIC))
 
 
 class TestFile:
@@ -108,17 +142,24 @@ class TestFile:
         return name in self._used
 
     def change(
-        self, function: ast.AST | None, ids: Sequence[str], choose: random.Random, *, shared: bool = False
+        self,
+        function: ast.AST | None,
+        ids: Sequence[str],
+        choose: random.Random,
+        *,
+        shared: bool = False,
+        fixtures: Callable[[], Fixtures] | None = None,
     ) -> Change:
         """A change that makes the tests `ids` of one function fail if they would pass.
 
         Args:
             shared: whether tests that are not in `ids` may run the function.
+            fixtures: those that tests of the file may have; None means those in it.
         """
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             return Change(ENDED)
         if self._plain and not shared and not self.uses(function.name):
-            found = list(_Changes(self, function, ids, choose))
+            found = list(_Changes(self, function, ids, choose, fixtures or (lambda: Fixtures.of([self.tree]))))
             for kind in (VALUE, INVERTED):
                 of_kind = [change for change in found if change.kind == kind]
                 choose.shuffle(of_kind)
@@ -174,9 +215,16 @@ class TestFile:
 class _Changes:
     """The changes that are possible in one function."""
 
-    def __init__(self, file: TestFile, function: ast.AST, ids: Sequence[str], choose: random.Random) -> None:
+    def __init__(
+        self,
+        file: TestFile,
+        function: ast.AST,
+        ids: Sequence[str],
+        choose: random.Random,
+        fixtures: Callable[[], Fixtures],
+    ) -> None:
         assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        self.file, self.function, self.ids, self.choose = file, function, ids, choose
+        self.file, self.function, self.ids, self.choose, self.fixtures = file, function, ids, choose, fixtures
 
     def __iter__(self) -> Iterator[Change]:
         if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(self.function)):
@@ -276,17 +324,25 @@ class _Changes:
                     yield self.made(VALUE, statement, [edit])
 
     def parameter(self, name: ast.Name) -> Iterator[Change]:
-        """Other values of the parameter `name`, which the test uses for nothing else."""
+        """Other values of the parameter `name`, which the test uses for nothing else, and no fixture takes."""
         uses = [node for node in ast.walk(self.function) if isinstance(node, ast.Name) and node.id == name.id]
         marks = [mark for mark in self.function.decorator_list if isinstance(mark, ast.Call)]
         marks = [mark for mark in marks if _called(mark) == "parametrize"]
         if len(uses) != 1 or len(marks) != 1 or len(marks[0].args) != 2 or not isinstance(marks[0].args[1], ast.List):
             return
         names = _names(marks[0].args[0])
-        if name.id not in names:
+        others = [mark for mark in self.function.decorator_list if mark is not marks[0]]
+        options = {keyword.arg: keyword.value for keyword in marks[0].keywords}
+        if name.id not in names or name.id in (fixtures := self.fixtures()).taken or fixtures.dynamic:
             return
+        if not _arguments(self.function) <= {*names, *_BUILT_IN, *fixtures.known}:
+            return  # one that comes from elsewhere may take it
+        if not options.keys() <= {"ids", "scope"} or not all("mark." in ast.unparse(mark) for mark in others):
+            return
+        if not isinstance(options.get("ids", marks[0].args[1]), ast.List | ast.Tuple):
+            return  # a function makes them from the values
         place, edits, renamed = names.index(name.id), [], {}
-        keeps_ids = any(keyword.arg == "ids" for keyword in marks[0].keywords)
+        keeps_ids = "ids" in options
         for number, row in enumerate(marks[0].args[1].elts):
             values = row.elts if isinstance(row, ast.Tuple | ast.List) and len(names) > 1 else [row]
             edit = self.other(values[place]) if len(values) == len(names) else None
@@ -479,10 +535,12 @@ def _called(node: ast.expr) -> str:
 def _leaves(node: ast.expr) -> Iterator[ast.expr]:
     """The numbers and texts whose change makes a display another value."""
     if isinstance(node, ast.List | ast.Tuple | ast.Set):
-        for element in node.elts:
+        # One of two equal elements of a set is nothing: the other may be what it is changed to.
+        same = isinstance(node, ast.Set) and len(set(map(ast.dump, node.elts))) < len(node.elts)
+        for element in () if same else node.elts:
             yield from _leaves(element)
     elif isinstance(node, ast.Dict):
-        for value in node.values:
+        for value in _live(node):
             yield from _leaves(value)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         yield from _leaves(node.operand)
@@ -491,6 +549,24 @@ def _leaves(node: ast.expr) -> Iterator[ast.expr]:
             yield from _leaves(argument)
     elif isinstance(node, ast.Constant) and type(node.value) in (int, float, complex, str, bytes):
         yield node
+
+
+def _live(node: ast.Dict) -> Iterable[ast.expr]:
+    """The values that no later entry replaces, as far as the text tells: a key that is no literal may be any."""
+    live: dict[object, ast.expr] = {}
+    unknown = False
+    for key, value in zip(node.keys, node.values, strict=True):
+        if unknown or not isinstance(key, ast.Constant):
+            live.clear()
+        unknown = key is not None and not isinstance(key, ast.Constant)
+        if key is not None:  # else `**value`
+            live[key.value if isinstance(key, ast.Constant) else None] = value
+    return live.values()
+
+
+def _arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    given = function.args
+    return {argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
 
 
 def _similar(letter: str, choose: random.Random) -> str:

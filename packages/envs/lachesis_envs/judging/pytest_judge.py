@@ -10,6 +10,7 @@ talks: sandboxes of one machine have nothing in common but its kernel and proces
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import fcntl
 import functools
@@ -22,11 +23,13 @@ import random
 import secrets
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from backends import Sandbox
+from backends.first_use import parse
 from backends.host.folders import cache_folder
 from backends.tasks import in_own_thread, run_all
 from lachesis.loop.judgement import Judgement, TestVerdict
@@ -35,11 +38,14 @@ from lachesis.tool_context.artifacts import Artifacts, placed, resolved
 from lachesis.tool_context.file_copies import members
 from lachesis.tool_context.own_folder import own_folder
 from lachesis.tool_context.pace import MARGIN, USABLE, OwnTime, Pace, pace
-from lachesis_envs.judging.changed_tests import ENDED, Change, Found, TestFile, found_test
+from lachesis_envs.judging.changed_tests import ENDED, Change, Fixtures, Found, TestFile, found_test
 from lachesis_tools import ToolSession
 
 _OUTPUT = 10_000_000
 """Bytes of a report, and of what pytest prints, that are read."""
+other_changes: ContextVar[bytes] = ContextVar("lachesis_other_changes", default=b"")
+"""Tests are changed to something else for each value: to find those that are changed soundly by chance. Such gradings
+should not meet others of the same tests: see `_steady`."""
 _TRIAL = "def test_trial():\n    pass\n"
 
 
@@ -82,7 +88,9 @@ class PytestJudge:
             first = self.open_fresh()
             try:
                 await self._check_targets(artifacts, first, allow)
-                plan = await in_own_thread(_Plan, await self._files(first), self.expect, self.random)
+                files = await self._files(first)
+                conftests = await self._conftests(first, files)
+                plan = await in_own_thread(_Plan, files, self.expect, self.random, conftests, other_changes.get())
                 kinds = {**plan.changes, **kinds}
 
                 runs = await run_all(
@@ -141,6 +149,18 @@ class PytestJudge:
                     "step: correct the file, or run with a Python that knows its syntax"
                 ) from error
         return files
+
+    async def _conftests(self, fresh: ToolSession, files: Mapping[str, TestFile | bytes]) -> list[bytes]:
+        """Those of the fresh tree that apply to expected tests with parameters: their fixtures may take these."""
+        folders, found = set(), []
+        for path, file in files.items():
+            if isinstance(file, TestFile) and b"parametrize" in file.source:
+                parts = posixpath.normpath(path).split("/")[:-1]
+                folders |= {"/".join([*parts[:count], "conftest.py"]) for count in range(len(parts) + 1)}
+        for path in sorted(folders - files.keys() - {"/conftest.py"}):
+            with contextlib.suppress(OSError):
+                found.append(await (await fresh.sandbox()).read_bytes(await fresh.path(path)))
+        return found
 
     async def _run(
         self,
@@ -282,7 +302,14 @@ def _write_local(folder: Path, files: Mapping[str, bytes]) -> None:
 class _Plan:
     """Which tests are changed in the first run of a round, and how; all others are in the second."""
 
-    def __init__(self, files: dict[str, TestFile | bytes], expect: Sequence[str], choose: random.Random) -> None:
+    def __init__(
+        self,
+        files: dict[str, TestFile | bytes],
+        expect: Sequence[str],
+        choose: random.Random,
+        conftests: Iterable[bytes] = (),
+        other: bytes = b"",
+    ) -> None:
         self._files = files
         self.changes: dict[str, Change] = {}
         """By id; tests of one function share theirs."""
@@ -299,11 +326,12 @@ class _Plan:
                 )
             self._place[id] = file.path
             functions.setdefault((function and (file.path, function.lineno)) or id, [file, function]).append(id)
+        fixtures = functools.cache(functools.partial(_fixtures, files, [*conftests]))
         for file, function, *ids in functions.values():
             shared = function is not None and any(
                 other.uses(function.name) for other in files.values() if isinstance(other, TestFile)
             )
-            change = file.change(function, ids, _steady(file, function), shared=shared)
+            change = file.change(function, ids, _steady(file, function, other), shared=shared, fixtures=fixtures)
             self.changes.update(dict.fromkeys(ids, change))
             if choose.random() < 0.5:
                 self.first.update(ids)
@@ -342,14 +370,26 @@ def _secret() -> bytes:
     return key
 
 
-def _steady(file: TestFile, function: Found) -> random.Random:
+def _fixtures(files: Mapping[str, TestFile | bytes], conftests: Iterable[bytes]) -> Fixtures:
+    """Those of all files: a class may inherit from one of another file, and a module may be imported for them."""
+    trees = [file.tree for file in files.values() if isinstance(file, TestFile)]
+    for path, data in [*files.items(), *(("conftest.py", data) for data in conftests)]:
+        if isinstance(data, bytes) and path.endswith(".py") and (b"fixture" in data or path.endswith("conftest.py")):
+            try:
+                trees.append(parse(data))
+            except (SyntaxError, ValueError):  # it may be for another Python
+                trees.append(ast.parse("_.callspec"))
+    return Fixtures.of(trees)
+
+
+def _steady(file: TestFile, function: Found, other: bytes = b"") -> random.Random:
     """What a test is changed to is the same in all gradings that can meet, and nobody inside can compute it.
 
     Code of several gradings can talk, for sandboxes of one machine have a kernel in common. If it saw several changes
     of a test, it would know the text that comes again for the right one.
     """
     text = b"" if function is None else file.text(function)
-    return random.Random(hashlib.blake2b(text, key=_secret()).digest())
+    return random.Random(hashlib.blake2b(text, key=_secret(), salt=other).digest())
 
 
 _GOOD: tuple[Collection[str], Collection[str]] = (("passed",), ("failed", "error"))
