@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -18,10 +19,14 @@ import pytest
 
 from backends import SandboxSpec, create_backend
 from lachesis.cli import main
+from lachesis.loop.judgement import Judgement, TestVerdict
 from lachesis.tool_context.tool_context import ToolContext
 from lachesis_envs.harbor.causes import Invalid
 from lachesis_envs.harbor.grading import grade
-from lachesis_envs.swe import archives, building
+from lachesis_envs.judging.changed_tests import VALUE
+from lachesis_envs.judging.pytest_judge import other_changes
+from lachesis_envs.swe import archives, building, expecting
+from lachesis_envs.swe.building import SweTask
 from lachesis_envs.swe.environment import scripted_calls
 from lachesis_envs.swe.mutations import changed_operators, mutated, without_tests
 from lachesis_envs.swe.trying import judging
@@ -239,6 +244,27 @@ def test_the_commands_of_the_page_make_a_sound_task_of_ones_own(
     assert main([*verify.split(), *own, "--times", "1", "--only", "a time bomb"]) == 0
     assert main([*build.replace("--write-expected", "").split(), *own]) == 0
     assert read_task("tasks/shop-total").digest == task.digest
+
+
+async def test_a_test_whose_change_is_sound_only_by_chance_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key of a training run might change it otherwise, and a right solution would be called tampered."""
+
+    async def ids(*_: Any) -> list[str]:
+        return ["tests/test_a.py::test_it", "tests/test_a.py::test_by_chance"]
+
+    async def judge(changed: Any) -> Judgement:
+        changes = ["passed" if changed else "failed", "failed" if other_changes.get().strip(b"\0") == b"" else "passed"]
+        verdicts = zip(await ids(), changes, strict=True)
+        return Judgement({id: TestVerdict("failed" if changed else "passed", it, VALUE) for id, it in verdicts}, "")
+
+    task = SweTask("t", "", {"a.py": b""}, {}, {"a.py": b"1"}, ["a.py"], "tests", [], [], [])
+    monkeypatch.setattr(expecting, "_collected", ids)
+    monkeypatch.setattr(expecting, "judging", lambda *_, **__: contextlib.nullcontext(judge))
+    found = await expecting.expected_of(task, tmp_path / "t", create_backend("local"), SandboxSpec())
+    assert found.passing == ["tests/test_a.py::test_it"]
+    assert found.left_out == {"tests/test_a.py::test_by_chance": "passed, changed passed"}
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backends import Backend, SandboxSpec
+from lachesis.loop.judgement import Judgement
 from lachesis_envs.harbor.places import opened, places_of
+from lachesis_envs.judging.pytest_judge import other_changes
 from lachesis_envs.swe import building
 from lachesis_envs.swe.building import SweTask, write_swe_task
+from lachesis_envs.swe.mutations import Judge
 from lachesis_envs.swe.recipes import BuildError
 from lachesis_envs.swe.trying import judging
 from lachesis_envs.task_folders import read_task
 from lachesis_tools import ToolSessions
 
 _COLLECTING = 300.0
+_WAYS = 3
+"""How often tests are changed anew: an unsound change often has an effect only for some values."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,16 @@ async def expected_of(
     ids = await _collected(task, folder, backend, spec, images)
     task = replace(task, expected=ids)
     async with judging(write_swe_task(task, folder), task, backend, spec, images=images) as judge:
-        after = await judge({})
+        after, *again = [await _otherwise(judge, changes) for changes in range(_WAYS)]
         before = await judge({path: task.tree.get(path, b"") for path in task.solution})
-    passing = [id for id in ids if after.tests[id].passed]
+    passing = [id for id in ids if all(each.tests[id].passed for each in (after, *again))]
     failing = [id for id in passing if not before.tests[id].passed]
-    left_out = {id: f"{test.outcome}, changed {test.changed}" for id, test in after.tests.items() if not test.passed}
+    left_out = {
+        id: f"{test.outcome}, changed {test.changed}"
+        for each in (after, *again)
+        for id, test in each.tests.items()
+        if not test.passed
+    }
     if not failing:
         shown = "".join(f"\n  {id}: {what}" for id, what in list(left_out.items())[:5])
         raise BuildError(
@@ -56,6 +66,15 @@ async def expected_of(
             "Next step: write one into `checks`, or correct `tests` and `fix`"
         )
     return Expected(passing, failing, left_out)
+
+
+async def _otherwise(judge: Judge, changes: int) -> Judgement:
+    """The solution's, with tests changed in another way for each number."""
+    before = other_changes.set(bytes([changes]))
+    try:
+        return await judge({})
+    finally:
+        other_changes.reset(before)
 
 
 async def _collected(task: SweTask, folder: Path, backend: Backend, spec: SandboxSpec, images: bool) -> list[str]:
