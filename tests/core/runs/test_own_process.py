@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import json
 import os
 import resource
+import signal
 import socket
+import subprocess
 import sys
+import time
 import weakref
 from collections import Counter
 from contextlib import ExitStack
@@ -225,3 +229,45 @@ async def test_many_groups_do_not_begin_in_the_same_turn_of_the_loop(tmp_path: P
     counting.cancel()
     assert sum(begun.values()) == 120
     assert max(begun.values()) <= 4, "each begins with milliseconds of work"
+
+
+STOPS = """
+import asyncio, os, signal
+from lachesis import HermesAgentBaseEnv, ToolCall, Message
+
+def stop_soon():
+    asyncio.get_running_loop().call_later(0.2, os.kill, os.getpid(), signal.SIGSTOP)
+
+class Stops(HermesAgentBaseEnv):
+    name, toolsets, items = "stops", ["terminal"], [{"prompt": "wait"}]
+    async def setup(self): pass
+    async def get_next_item(self): return self.items[0]
+    def format_prompt(self, item): return item["prompt"]
+    def reference_policy(self):
+        async def play(messages, tools):
+            if messages[-1]["role"] == "tool":
+                return Message("assistant", "done")
+            stop_soon()
+            return Message("assistant", tool_calls=(ToolCall("c1", "terminal", '{"command": "sleep 1"}'),))
+        return play
+    async def compute_reward(self, item, result, ctx):
+        stop_soon()
+        return float((await ctx.terminal("sleep 1; echo there"))["output"] == "there\\n")
+"""
+
+
+def test_time_in_which_a_run_is_stopped_is_nobodys(tmp_path: Path) -> None:
+    """A queue that suspends a job, or a laptop that is closed, made timeouts of agents, and scores, of all rollouts."""
+    (tmp_path / "stops.py").write_text(STOPS)
+    command = [sys.executable, "-m", "lachesis", "process", "stops.py", "-m", "reference", "-n", "1", "-r", "1"]
+    limits = ["--env.rollout_timeout", "9", "--env.reward_timeout", "9", "-o", "out"]
+    with subprocess.Popen([*command, *limits], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as run:
+        for _ in range(2):
+            _, status = os.waitpid(run.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status), run.communicate()
+            time.sleep(10)
+            run.send_signal(signal.SIGCONT)
+        _, said = run.communicate(timeout=120)
+    assert run.returncode == 0, said
+    [rollout] = json.loads((tmp_path / "out/groups.jsonl").read_text().splitlines()[-1])["rollouts"]
+    assert (rollout["outcome"], rollout["reward"]) == ("completed", 1.0), rollout
