@@ -415,6 +415,14 @@ def test_a_chat_that_was_killed_goes_on(tmp_path: Path) -> None:
     assert results == ["", "one\n", "one\none\n"]
 
 
+def test_a_kill_during_a_call_does_not_lose_the_call(tmp_path: Path) -> None:
+    killed(tmp_path, ["/terminal sleep 50"], 1)
+    journal = Journal.named("k", tmp_path / "state/lachesis/chats")
+    assert [m["role"] for m in journal.messages] == ["assistant"]
+    assert journal.messages[0]["tool_calls"][0]["function"]["arguments"] == '{"command": "sleep 50"}'
+    journal.close()
+
+
 def test_a_chat_that_is_killed_while_it_resumes_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "state/lachesis/chats/k.jsonl"
     typed = "/terminal sleep 0\n/terminal sleep 0.05\n/terminal cat a\n"

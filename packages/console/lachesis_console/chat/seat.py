@@ -276,9 +276,10 @@ class Seat:
                 continue
             if call is None and not line.strip():
                 continue
-            if call is None:
-                return self._given(Message("assistant", line), "person")
-            return self._given(Message("assistant", tool_calls=(ToolCall(f"call_{len(history)}", *call),)), "person")
+            calls = () if call is None else (ToolCall(f"call_{len(history)}", *call),)
+            said = self._given(Message("assistant", line if call is None else None, tool_calls=calls), "person")
+            self.follow(said)  # before the tool runs: a kill loses nothing that the person wrote
+            return said
 
     # The person.
 
