@@ -212,6 +212,10 @@ async def test_ors_plays_in_a_sandbox_of_the_rollouts_own(tmp_path: Path) -> Non
         assert (await client.call("teleport"))["reason"] == "not_found"
         wrong = await client.call("terminal")
         assert wrong["output"]["metadata"] == {"failed": True} and "command" in wrong["output"]["blocks"][0]["text"]
+        for number in (float("nan"), float("inf")):  # Python's clients write these, and 1e400 is read as the second
+            wrong = await client.call("terminal", command="ls", timeout=number)
+            assert wrong["output"]["metadata"] == {"failed": True}
+            assert "arguments of terminal are not JSON: " in wrong["output"]["blocks"][0]["text"]
         assert (await client.call("submit", answer=""))["output"]["finished"] is False
         end = await client.call("submit", answer="Done.")
         assert (end["output"]["reward"], end["output"]["finished"]) == (1.0, True)

@@ -21,6 +21,7 @@ from lachesis import HermesAgentBaseEnv
 from lachesis.loop.rollout import Rollout
 from lachesis.runs.reference_policy import ReferencePolicy
 from lachesis_messages.history import MessageHistory
+from lachesis_messages.markup import NotJson, load_json
 from lachesis_messages.messages import FinishReason, Message, ToolCall
 from lachesis_messages.responses import ChatResponse, Node, ToolResponse
 
@@ -190,13 +191,13 @@ class OpenRollout:
             if not self._said.done():  # it may have been cut off, by its time limit for example
                 self._said.set_result(message)
             try:
-                return _read(await self._asked())
+                return _read(await self._asked(), message)
             except _Over as over:
                 rollout = over.rollout
                 head = rollout.result.history.head if rollout.result is not None else None
                 calls = {call.id for call in message.tool_calls}
                 answered = head is not None and head.message.tool_call_id in calls
-                step = _read(head) if answered else ServedStep(f"The task has ended: {rollout.reason}.")
+                step = _read(head, message) if answered else ServedStep(f"The task has ended: {rollout.reason}.")
                 return replace(step, done=True, reward=rollout.reward, components=rollout.metrics)
 
     @property
@@ -276,9 +277,14 @@ def answer_description(env: HermesAgentBaseEnv, name: str) -> dict[str, Any]:
     return {"name": name, "description": ends, "parameters": {**schema, "required": [ANSWER]}}
 
 
-def _read(node: Node | None) -> ServedStep:
-    """What the client reads."""
+def _read(node: Node | None, message: Message) -> ServedStep:
+    """What the client reads after `message`."""
     if node is None:
+        for call in message.tool_calls:
+            try:
+                load_json(call.arguments)
+            except NotJson as error:
+                return ServedStep(f"The arguments of {call.name} are not JSON: {error}.", failed=True)
         return ServedStep("Nothing was said: write an answer.", failed=True)
     failed = isinstance(node.origin, ToolResponse) and node.origin.error is not None
     content = node.message.content
