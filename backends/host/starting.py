@@ -123,9 +123,10 @@ def make_disk(
         if below:
             like(under[0], upper)
         target = make(name, mode)
+        long = "" if len(os.fsencode(options)) < 4096 else " (the path of TMPDIR is too long for it: set another)"
         check(
             libc.mount(b"overlay", os.fsencode(target), b"overlay", flags, os.fsencode(options)),
-            f"overlay mount on {lower or 'a disk'}",
+            f"overlay mount on {lower or 'a disk'}{long}",
         )
 
     if layers:  # over the folders of their own changes, which are then hidden

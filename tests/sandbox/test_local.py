@@ -195,6 +195,19 @@ async def test_a_sandbox_lost_during_a_long_upload_is_reported_at_once(backend: 
     await sandbox.close()
 
 
+async def test_a_path_of_tmpdir_that_is_too_long_for_a_mount_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = create_backend("local", isolation="bubblewrap")
+    if not (await backend.check()).ok:
+        missing("local: no isolation")
+    deep = tmp_path.joinpath(*["d" * 200] * 14)
+    deep.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with pytest.raises(BackendError, match="the path of TMPDIR is too long"):
+        await backend.create(SandboxSpec())
+
+
 async def test_a_creation_that_is_cancelled_at_any_step_leaves_nothing(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
