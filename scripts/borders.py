@@ -21,14 +21,14 @@ sys.path.insert(0, str(ROOT))  # the checkout's own, wherever this is started
 from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
-    "backends": 19_020,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
-    "lachesis": 19_180,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
+    "backends": 19_030,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
+    "lachesis": 19_190,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
     "lachesis_client": 2_960,  # streams
     "lachesis_compat": 5_330,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_710,  # the plays and findings of the audit, chats that lose nothing, also behind summaries
     "lachesis_data": 6_700,
-    "lachesis_doors": 4_890,  # tokens for two trainers, and what they may not train; without the client of MCP
-    "lachesis_envs": 9_540,  # web_research, browser_tasks, the maze, word problems of the demo
+    "lachesis_doors": 4_900,  # tokens for two trainers, and what they may not train; without the client of MCP
+    "lachesis_envs": 9_680,  # web_research, browser_tasks, the maze, word problems of the demo
     "lachesis_messages": 4_830,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_140,
