@@ -25,7 +25,7 @@ LIMITS = {
     "lachesis": 19_190,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
     "lachesis_client": 2_960,  # streams
     "lachesis_compat": 5_330,  # tools.web_tools and others, the agent under its old name, tool backends
-    "lachesis_console": 7_710,  # the plays and findings of the audit, chats that lose nothing, also behind summaries
+    "lachesis_console": 7_720,  # the plays and findings of the audit, chats that lose nothing, also behind summaries
     "lachesis_data": 6_700,
     "lachesis_doors": 4_900,  # tokens for two trainers, and what they may not train; without the client of MCP
     "lachesis_envs": 9_680,  # web_research, browser_tasks, the maze, word problems of the demo

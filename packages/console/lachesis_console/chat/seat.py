@@ -6,6 +6,7 @@ import asyncio
 import copy
 import functools
 import inspect
+import itertools
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, TypeAlias
@@ -276,7 +277,9 @@ class Seat:
                 continue
             if call is None and not line.strip():
                 continue
-            calls = () if call is None else (ToolCall(f"call_{len(history)}", *call),)
+            ids = (f"call_{number}" for number in itertools.count(len(history)))  # the loop would change a known one
+            id = next(id for id in ids if id not in self.rollout.call_ids)
+            calls = () if call is None else (ToolCall(id, *call),)
             said = self._given(Message("assistant", line if call is None else None, tool_calls=calls), "person")
             self.follow(said)  # before the tool runs: a kill loses nothing that the person wrote
             return said
