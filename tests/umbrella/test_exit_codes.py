@@ -62,7 +62,6 @@ def test_a_comparison_of_three_says_how_to_compare_the_third(capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        ("export {empty} --format openai --out out", 0),
         ("compress {empty} --extractive --output out", 0),
         ("trajectories convert {empty} --to openai --out out", 0),
         ("trajectories dedup {empty} --out out", 0),
@@ -71,7 +70,6 @@ def test_a_comparison_of_three_says_how_to_compare_the_third(capsys: pytest.Capt
         ("trajectories validate {empty}", 2),
         ("report {empty}", 2),
         ("eval compare {empty} {empty}", 2),
-        ("eval regrade {empty}", 2),
         ("batch {empty} -m embedded", 2),
         ("eval gsm8k --env.dataset_name {empty} -m reference", 2),
         ("verify {empty}", 3),

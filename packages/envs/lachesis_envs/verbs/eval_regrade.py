@@ -20,7 +20,7 @@ import yaml
 from pydantic import ValidationError
 
 from backends import create_backend
-from backends.errors import SettingsError, refuse_empty
+from backends.errors import SettingsError
 from backends.text import counted
 from lachesis.cli.subcommands import check
 from lachesis.cli.verb_parser import VerbParser
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--env.{name}", dest=name, default=argparse.SUPPRESS, type=read, metavar="VALUE", help=field.description
         )
     arguments = parser.parse_args(argv)
-    refuse_empty(path := _groups_file(arguments.data))
+    path = _groups_file(arguments.data)
     settings = settings_of(path)
     given = {name: settings[name] for name in _OF_THE_RUN if name in settings} | {
         name: value for name, value in vars(arguments).items() if name in HarborEnvConfig.model_fields

@@ -45,7 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(training_report.write_report(arguments.groups, output=arguments.output))
         return 0
-    refuse_empty(arguments.groups)
     if has_torn_tail(arguments.groups):
         print(f"note: {arguments.groups}: its last line is incomplete and was skipped", file=sys.stderr)
 
@@ -60,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = arguments.output or arguments.groups.with_suffix(".html")
     try:
         first = next(groups := all_groups(), None)
+        if first is None:  # not even one that failed
+            refuse_empty(arguments.groups)
         title = f"{first['environment']}: {first['model']}" if first else str(arguments.groups)
         every = chain([first], groups) if first else ()
         summary = write_report(output, title=title, groups=every, groups_file=arguments.groups)
