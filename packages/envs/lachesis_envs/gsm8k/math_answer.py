@@ -1,8 +1,7 @@
 """Whether a final answer is right: plain numbers are compared here, everything else by math-verify in a child process.
 
 math-verify (sympy) can compute for ever on what a model writes, and its time limits work in a main thread only. In a
-child it has one, and the event loop never waits for it. It also looks for a number in whatever it cannot read, and
-takes the last member of a list or a chain. So where the right answer is one value, it is asked about one value only.
+child it has one, and the event loop never waits for it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import re
 import sys
 import unicodedata
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -28,43 +26,37 @@ CHECK_SECONDS = 5.0
 START_SECONDS = 60.0
 _CHILD = Path(__file__).with_name("math_child.py")
 
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+"
-_NUMBER = re.compile(rf"(?:(?<![\w)])[-+])?(?:{_DIGITS})")
+_NUMBER = re.compile(r"(?:(?<![\w)])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+")
 _PLAIN_NUMBER = re.compile(r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)(?:\.\d*)?|\.\d+)(?: ?/ ?\d+)?")
 _SCIENTIFIC = re.compile(r"[-+]?\d+(?:\.\d+)?[eE][-+]?\d\d?")
-_FRACTION = re.compile(r"([-+]?)(?:(\d+) ?)?\\[dtc]?frac ?\{ ?(\d+) ?\} ?\{ ?(\d+) ?\}|([-+]?)(\d+) (\d\d?) ?/ ?(\d+)")
-"""With the whole number of a mixed one before it."""
-_SPACES = re.compile(r"\\[ ,;!:]|~|\\q?quad(?![A-Za-z])|\s+")
-_INVISIBLE = re.compile("[\u200b\u2060\ufeff]")
-_ONE_SIGN_FRACTION = re.compile("[\u00bc-\u00be\u2150-\u215e]")
-_WRAPPED = re.compile(
-    r"\$((?:[^$\\]|\\.)*)\$|\\\((.*)\\\)|\\\[(.*)\\\]|\\\{([^{}]*)\\\}|\\text\{([^{}]*\d[^{}]*)\}", re.DOTALL
+_UNITS = re.compile(
+    r"\\(?:text|mathrm|mbox)\s*\{[^{}\d]*\}|\\[%$]|[$€£%°]"
+    r"|(?<=[\d}])\s*(?:dollars?|cents?|percent|degrees?|inch(?:es)?|feet|ft|miles?|met(?:er|re)s?|[ckm]?m|k?g|pounds?"
+    r"|seconds?|minutes?|hours?|days?|weeks?|months?|years?)\.?$"
 )
-_TEXT = re.compile(
-    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:bf|it|rm|sf)|mbox|operatorname)\s*\{([^{}]*)\}(\^\{?[23]\}?)?"
-)
-_SIGNS = re.compile(r"\\[%$]|[$€£¢₹%°]|\^\s*\{?\\circ\}?")
-_BARE_WORDS = re.compile(r"([^A-Za-z]*\d[^A-Za-z\\]*)\s([A-Za-z]{3,}(?:\s+[A-Za-z]{2,})*)\.?")
-_MANY = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+"""A text with digits is not a unit: `42\\text{ or 43}` is two answers."""
 _NO_UNITS = re.compile(
-    r"\b(?:or|not|no|nor|neither|never|but|except|without|wrong|minus|negative|plus|below|under|least|most|half|halves"
-    r"|(?:third|four?th|fif?th|six?th|seventh|eighth|nin?th|tenth|(?:hundred|thousand)th)s|squared|cubed|factorial|twice"
-    r"|double|triple|thrice|(?:hundred|thousand|million|billion|trillion|dozen)s|k|mil|mln|mn|bn|tn"
-    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty"
-    r")\b|^\s*[MB]\s*$|(?<![A-Za-z])[-\u2013]|[<>≤≥±百千万萬亿億]"
+    r"\\\w+\s*\{[^{}]*\b(?:or|and|not|no|half|thirds?|tenths?|times|off|more|less|negative|minus|least|most|below|squared"
+    r"|cubed|root|square|k|M)\b[^{}]*\}"
 )
 """Words that make something else of the number beside them."""
-_TOKEN = re.compile(
-    rf"(?P<number>{_DIGITS})|(?P<fraction>\\[dtc]?frac(?![A-Za-z]))|(?P<unit>\0|\\?%)|(?P<space>\s+)"
-    r"|(?P<infix>[-+*/^×÷·]|\\(?:cdot|times|div)(?![A-Za-z]))|(?P<closing>[])}!]|\\(?:right|r(?:floor|ceil|vert))(?![A-Za-z]))"
-    r"|(?P<opening>[(\[{√π]|\\log(?:_(?:\d|\{\d+\}))?(?![A-Za-z_])"
-    r"|\\(?:[dt]?binom|sqrt|left|pi|ln|exp|sin|cos|tan|l(?:floor|ceil|vert))(?![A-Za-z]))"
+_MANY = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_OF_MANY = re.compile(rf"(\d)\s*(?:\\text\s*\{{\s*({'|'.join(_MANY)})\b|({'|'.join(_MANY)})\b)", re.IGNORECASE)
+"""`2 dozen`, also as `2 \\text{ dozen eggs}`."""
+_SPACES = re.compile(r"\\[ ,;!]|\s+")
+_FRACTION = re.compile(r"([-+]?)(?:(\d+) ?)?\\[dt]?frac ?\{ ?(\d+) ?\} ?\{ ?(\d+) ?\}|([-+]?)(\d+) (\d\d?) ?/ ?(\d+)")
+"""With the whole number of a mixed one before it."""
+_HALF = re.compile("[\u00bc-\u00be\u2150-\u215e]")
+"""Fractions of one sign, such as \u00bd."""
+_SEVERAL = re.compile(
+    r"\\(?:vee|lor|wedge|land|cup|cap|pm|mp|neq?|leq?|geq?|lt|gt|l?dots|equiv|(?:R|r)ightarrow)(?![A-Za-z])"
+    r"|\\\\|[<>;∨∪±≠≤≥]|\b(?:or|and|not)\b|\d\s*(?::\s*\d|_\{?\d|\0\s*\d|\\to(?![A-Za-z]))|=\s*$"
 )
-_NAME = re.compile(
-    r"(?:[A-Za-z\s\0]|\\(?:angle|triangle|Delta|alpha|beta|gamma|theta|lambda|mu|sigma|phi|omega)(?![A-Za-z])"
-    r"|\\overline\{\w+\})*(?:_(?:\w|\{[\w\s,]*\})\s*)?'?\s*(?:\([\w\s,]*\))?\s*"
-)
-"""What stands to the left of `=`: `x`, `Total cost`, `a_{10}`, `f(3)`, or nothing. `2x = 18` is no answer."""
+"""What makes several values of an answer, or something else than a value. NUL is a unit."""
+_OF_UNKNOWN = re.compile(r"\s*(?:-|-?\d+ *(?=[A-Za-z])|(?=.*\^)|\\sqrt ?)\{?[A-Za-z]\}?(?: ?\^\{?\d+\}?)?\s*")
+"""`2x`, `-x` or `x^2`, of which the value is not the answer."""
+_ARITHMETIC = re.compile(r"(?:[\d\s.+*/^(){}-]|\\(?:cdot|times|div|[dt]?frac|sqrt)(?![A-Za-z]))+")
+_TIME = re.compile(r"\d?\d:\d\d")
 _WORDS = re.compile(r"[^\W\d_]{2,}(?:[ '-]+[^\W\d_]+)*")
 _BRACES = re.compile(r"(\\boxed\s*)?\{|\}")
 
@@ -104,27 +96,24 @@ def as_number(text: str) -> Fraction | None:
     spaces count as thousands separators where they separate thousands, and nowhere else: `1,2` is not a number.
     `2 \\text{ dozen}` is 24.
     """
-    if len(text) > MAX_LENGTH:
+    if len(text) > MAX_LENGTH or _NO_UNITS.search(text):
         return None
     text = _tidied(text)
-    if found := _BARE_WORDS.fullmatch(text):
-        text = f"{found[1]}\\text{{{found[2]}}}"
-    if (parts := _without_units(text)) is None:
-        return None
-    bare, times = parts
-    bare = _SPACES.sub(" ", _SIGNS.sub("\0", bare))  # digits around a unit are two numbers
+    if found := _OF_MANY.search(text):
+        of_many = as_number(text[: found.end(1)] + "\\text{" * found[0].count("{") + text[found.end() :])
+        return None if of_many is None else of_many * _MANY[(found[2] or found[3]).lower()]
+    bare = _SPACES.sub(" ", _UNITS.sub("\0", text))  # digits around a unit are two numbers
     bare = re.sub(r"^[\0 ]*([-+]?)[\0 ]*|[\0 ]+$", r"\1", bare)
     if found := _FRACTION.fullmatch(bare):
         sign, whole, over, under = found.groups()[:4] if found[4] else found.groups()[4:]
-        if not int(under) or (whole and int(over) >= int(under) and not found[4]):
+        if not int(under):
             return None
-        value: Fraction = (int(whole or 0) + Fraction(int(over), int(under))) * (-1) ** (sign == "-") * times
-        return value
+        return (int(whole or 0) + Fraction(int(over), int(under))) * (-1) ** (sign == "-")  # type: ignore[no-any-return]
     if _SCIENTIFIC.fullmatch(bare):
-        return Fraction(bare) * times
+        return Fraction(bare)
     if not _PLAIN_NUMBER.fullmatch(bare) or re.search(r"/ ?0+$", bare):
         return None
-    return Fraction(*map(Fraction, bare.replace(",", "").replace(" ", "").split("/"))) * times
+    return Fraction(*map(Fraction, bare.replace(",", "").replace(" ", "").split("/")))
 
 
 def without_separators(text: str) -> str:
@@ -133,79 +122,41 @@ def without_separators(text: str) -> str:
 
 
 def _tidied(text: str) -> str:
-    """A text without what is to be seen in no print, nor signs around the whole."""
-    text = " ".join(_INVISIBLE.sub("", text).split()).replace("\u2212", "-").replace("{,}", ",")
-    text = re.sub(r"(\\[dtc]?frac) ?(\d) ?(\d)(?!\d)", r"\1{\2}{\3}", text)
-    text = re.sub(r"(?<=\d)'(?=\d{3}(?!\d))", ",", text)
-    text = _ONE_SIGN_FRACTION.sub(lambda sign: r" \frac{%s}{%s}" % _parts(sign[0]), text).strip()  # noqa: UP031
-    while found := _WRAPPED.fullmatch(text):
-        text = next(group for group in found.groups() if group is not None).strip()
-    text = re.sub(r"\s*\\\\$", "", text)
-    return re.sub("^\u2013(?=[ \\d])", "-", text)
-
-
-def _parts(sign: str) -> tuple[str, ...]:
-    """`1` and `2` of the sign ½."""
-    return tuple(unicodedata.normalize("NFKC", sign).split("\u2044"))
-
-
-def _without_units(text: str) -> tuple[str, int] | None:
-    """A text with NUL for each unit, and how many it counts at a time; None where a word is no unit.
-
-    A text with digits is not a unit: `42\\text{ or 43}` is two answers.
-    """
-    bare, at, times = "", 0, 1
-    for found in _TEXT.finditer(text):
-        bare, at = bare + text[at : found.start()], found.end()
-        content, power = found[1], found[2] or ""
-        if re.search(r"\d", content):
-            bare += f" {content} {power}"
-            continue
-        first, *others = re.findall("[a-z]+", content.lower()) or [""]
-        if _NO_UNITS.search(content) or _NO_UNITS.search(content.lower()) or not _MANY.keys().isdisjoint(others):
-            return None
-        if first in _MANY:
-            if times != 1 or not re.search(r"\d", bare) or re.search(r"\d", text[at:]):
-                return None
-            times = _MANY[first]
-        bare += "\0" if first else f"\0{power}"
-    return bare + text[at:], times
-
-
-def _one_value(text: str) -> str | None:
-    """An expression of numbers for math-verify, without units; None where it may be several, or something else."""
-    if (parts := _without_units(text)) is None or parts[1] != 1:
-        return None
-    bare = _SPACES.sub(" ", re.sub(r"\\\$|[€£¢₹]|\^\s*\{?\\circ\}?", "\0", parts[0])).strip("\0 ")
-    bare = re.sub(r"\\(?:left|right) ?\|", "|", bare)
-    at, last = 0, ""
-    inner = bare[1:-1] if re.fullmatch(r"\|[^|]+\|", bare) else bare
-    while at < len(inner):
-        token = _TOKEN.match(inner, at)
-        if token is None:
-            return None
-        at, kind = token.end(), token.lastgroup or ""
-        if kind == "space" or (kind == "unit" and last not in ("number", "closing")):
-            continue
-        refused = {
-            "unit": ("number", "fraction", "opening"),
-            "number": ("number", "fraction"),
-            "closing": () if re.search("frac|binom", inner) else ("number", "{"),
-        }.get(last, ())
-        if kind in refused or token[0] in refused:
-            return None  # `17 18` are two
-        last = kind
-    return bare.replace("\0", " ") or None
-
-
-def _is_name(text: str) -> bool:
-    return _NAME.fullmatch(_TEXT.sub(lambda found: "1" if re.search(r"\d", found[1]) else "\0", text)) is not None
+    """A text as LaTeX writes it, without dollar signs around the whole."""
+    text = re.sub(r"\\!\s*", "", text.replace("\u2212", "-").replace("{,}", ",")).strip().removesuffix("\\\\")
+    text = _HALF.sub(
+        lambda sign: r" \frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", sign[0]).split("\u2044")), text
+    )
+    if text.startswith("$") and text.find("$", 1) == len(text) - 1:
+        text = text[1:-1]
+    if whole := re.fullmatch(r"\\text ?\{([^{}]*\d[^{}]*)\}", text):
+        text = whole[1]
+    return re.sub("^\u2013(?=[ \\d])", "-", text.strip())
 
 
 def _words(text: str) -> str | None:
     """Words that an answer is, to be compared as text: for math-verify they are products of letters."""
-    bare = " ".join(_TEXT.sub(r" \1 ", _tidied(text)).split()).removesuffix(".")
+    bare = " ".join(re.sub(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\s*\{([^{}]*)\}", r" \1 ", text).split()).removesuffix(
+        "."
+    )
     return bare.casefold() if _WORDS.fullmatch(bare) else None
+
+
+def _sides(answer: str) -> list[str]:
+    """Those of an equation, without approximations."""
+    return re.split(r"\\approx(?![A-Za-z])|≈", answer)[0].split("=") if "=" in answer else [answer]
+
+
+def _contradicts(answer: str, number: Fraction) -> bool:
+    """Whether an answer says something else than this number, as well or instead."""
+    if _NO_UNITS.search(answer) or _OF_MANY.search(answer) or answer.count("|") % 2:
+        return True
+    if _SEVERAL.search(_UNITS.sub("\0", answer.replace("\\$", ""))):
+        return True
+    *names, _ = sides = _sides(answer)
+    if names and _OF_UNKNOWN.fullmatch(names[-1]):
+        return True
+    return any(side != number for side in map(as_number, sides) if side is not None)
 
 
 class MathVerifyMissing(RuntimeError):
@@ -232,36 +183,20 @@ class MathVerifier:
             return True
         if not answer.strip() or len(answer) > MAX_LENGTH:
             return False
-        if ":" in answer + truth:  # math-verify divides, but 10:30 is a time
-            return _SPACES.sub("", answer) == _SPACES.sub("", truth)
+        answer, truth = _tidied(answer), _tidied(truth)
+        if "$" in answer.replace("\\$", ""):
+            return False  # several, of which math-verify would take the last
         if (words := _words(truth)) is not None:
             return _words(answer) == words
-        answer, truth = _tidied(answer), _tidied(truth)
-        sides = re.sub(r"\\approx(?![A-Za-z])|≈", "=", answer).split("=")
-        name, _, right = truth.partition("=")
-        if right and _is_name(name) and "=" not in right:
-            if name.strip() and sides[0].split() == name.split():
-                sides[0] = ""
-            if len(sides) == 1 or not sides[0].strip():  # `y = 4` is not `x = 4`
-                truth = right.strip()
-        if as_number(truth) is None and _one_value(truth) is None:
-            return "$" not in answer.replace("\\$", "") and await self._asked(answer, truth)
-        return await self._is_value(sides, truth)
-
-    async def _is_value(self, sides: Sequence[str], truth: str) -> bool:
-        """Whether the last of at most two sides of an equation is a value, and the other its name or equal."""
-        *left, right = sides
-        if len(left) > 1 or not right.strip():
-            return False
-        if left and not _is_name(left[0]) and not await self._is_value(left, truth):
-            return False
-        given, wanted = as_number(right), as_number(truth)
-        if given is not None and wanted is not None:
-            return given == wanted
-        value = _one_value(right)
-        return value is not None and await self._asked(
-            value, truth if wanted is None or _NUMBER.fullmatch(truth) else str(wanted)
-        )
+        if _TIME.fullmatch(truth):
+            return answer == truth
+        if wanted is not None:
+            if _contradicts(answer, wanted):
+                return False
+            for side in filter(_ARITHMETIC.fullmatch, _sides(answer)[:-1]):  # `3 \cdot 5 = 18`
+                if not await self._asked(side, truth):
+                    return False
+        return await self._asked(answer, truth)
 
     async def _asked(self, answer: str, truth: str) -> bool:
         async with self._turn:

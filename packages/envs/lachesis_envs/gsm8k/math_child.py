@@ -16,12 +16,10 @@ MAX_MEMORY = 4 << 30
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    from math_verify import LatexExtractionConfig, parse, verify
+    from math_verify import parse, verify
 
     def read(text: str) -> list[Any]:
-        # As a whole: not the number at the end of what cannot be read, nor the letters of it.
-        how = [LatexExtractionConfig()]
-        parsed: list[Any] = parse(f"${text}$", how, fallback_mode="no_fallback", parsing_timeout=3)
+        parsed: list[Any] = parse(text if "$" in text or "\\boxed" in text else f"${text}$", parsing_timeout=3)
         return parsed
 
     print(json.dumps("ready"), flush=True)
