@@ -2,23 +2,20 @@
 
 The agent's own time is the time of its commands as they run, and of completions that were answered. Waiting is all time
 spent by the infrastructure: a sandbox that is made, a connection that is restored, a queue for a slot of a server,
-failed requests and the pauses after them. What goes by while this process itself is stopped is neither. A request in
-flight may be a long completion or a server that hangs. Which of them is not guessed: it goes on beyond the agent's
-time, and becomes its own time when it is answered.
+failed requests and the pauses after them. A request in flight may be a long completion or a server that hangs. Which of
+them is not guessed: it goes on beyond the agent's time, and becomes its own time when it is answered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
 
 from backends.errors import LachesisError
-
-_EVERY, _LEAST = 1.0, 3.0
-"""Seconds between two looks at the time, and how much more than that has to go by between them to be a standstill."""
 
 
 class WaitedTooLong(LachesisError):
@@ -30,42 +27,37 @@ def _never() -> float:
 
 
 class Standstill:
-    """Measures for how long this process did not run at all: stopped by a signal, or paused with its container.
+    """For how long this process was stopped: by a signal, or paused with its container.
 
-    A thread looks at the time. Code that keeps the event loop does not keep it, and what keeps all threads computes.
+    A thread looks at the time each second. Code that keeps the event loop does not stop it, and what keeps all threads
+    computes. What ends meanwhile is the infrastructure's failure: nobody knows what it would have done.
     """
 
+    _EVERY, _LEAST = 1.0, 3.0
+
     def __init__(self) -> None:
-        self._seen = 0.0, time.monotonic(), time.process_time()
-        self._thread: threading.Thread | None = None
+        self._seen, self._process = (0.0, 0.0, 0.0), 0
 
     def watch(self) -> None:
         """From now on, as long as this process lives."""
-        if self._thread is None or not self._thread.is_alive():  # as after a fork
-            self._seen = self._seen[0], time.monotonic(), time.process_time()
-            self._thread = threading.Thread(target=self._look, name="standstill", daemon=True)
-            self._thread.start()
+        if self._process != os.getpid():  # threads do not survive a fork
+            self._seen, self._process = (0.0, time.monotonic(), time.process_time()), os.getpid()
+            threading.Thread(target=self._look, name="standstill", daemon=True).start()
 
     def seconds(self) -> float:
-        """So far, also before the thread has seen it: what this process waits for may have ended first."""
-        if self._thread is None:
-            return 0.0
+        """So far, also before the thread has seen it."""
         before, since, computed = self._seen
-        more = time.monotonic() - since - (time.process_time() - computed) - _EVERY
-        return before + more if more > _LEAST else before
+        more = time.monotonic() - since - (time.process_time() - computed) - self._EVERY
+        return before + more if more > self._LEAST else before
 
     def _look(self) -> None:
         while True:
-            time.sleep(_EVERY)
+            time.sleep(self._EVERY)
             self._seen = self.seconds(), time.monotonic(), time.process_time()
 
 
 standstill = Standstill()
-
-
-def running_time() -> float:
-    """As `time.monotonic`, without the standstills of this process."""
-    return time.monotonic() - standstill.seconds()
+STOOD_STILL = "the process of this run was stopped for {:.0f} s (a suspended job, a paused container)"
 
 
 class RolloutClock:
@@ -88,6 +80,8 @@ class RolloutClock:
         self._waited_before = 0.0
         self._timeout: asyncio.Timeout | None = None
         self._timer: asyncio.TimerHandle | None = None
+        standstill.watch()
+        self._stood = standstill.seconds()
 
     def wait_for(self, others: Callable[[], float]) -> None:
         """Count the seconds of `others` as waiting too, of which there are none so far."""
@@ -96,12 +90,12 @@ class RolloutClock:
 
     def ask(self) -> None:
         """A request begins."""
-        self._since, self._commands = running_time(), False
+        self._since, self._commands = time.monotonic(), False
 
     def answered(self, latency: float) -> None:
         """It was answered; the attempt that succeeded took `latency` seconds."""
         assert self._since is not None
-        spent = running_time() - self._since
+        spent = time.monotonic() - self._since
         own = min(max(0.0, latency), spent)
         self.own += own
         self.waiting += spent - own
@@ -110,7 +104,7 @@ class RolloutClock:
     def run(self) -> None:
         """Commands begin."""
         self._waited_before = self._waited()
-        self._since, self._commands = running_time(), True
+        self._since, self._commands = time.monotonic(), True
 
     def settle(self) -> None:
         """What is in flight has ended: commands, or a request without an answer."""
@@ -121,18 +115,21 @@ class RolloutClock:
         """The agent's own time and its waiting, with what is in flight."""
         if self._since is None:
             return self.own, self.waiting
-        spent = running_time() - self._since
+        spent = time.monotonic() - self._since
         own = max(0.0, spent - (self._waited() - self._waited_before)) if self._commands else 0.0
         return self.own + own, self.waiting + spent - own
 
     @property
     def used_up(self) -> bool:
-        """Whether the agent's own time is over."""
-        return self._limit is not None and self.own >= self._limit
+        """Whether the agent's own time is over, and was its own."""
+        return self._limit is not None and self.own >= self._limit and standstill.seconds() <= self._stood
 
     @property
     def waited_too_long(self) -> str:
-        """The message when the rollout waited for too long; empty if it did not."""
+        """The message when the rollout waited for too long, or was stopped; empty if it was not."""
+        over = self._limit is not None and self.own >= self._limit
+        if over and (stood := standstill.seconds() - self._stood) > 0:
+            return STOOD_STILL.format(stood)
         if self._patience is None or self.waiting < self._patience:
             return ""
         return (
@@ -142,7 +139,6 @@ class RolloutClock:
 
     def start(self, timeout: asyncio.Timeout) -> None:
         """Let `timeout` expire when a limit is reached."""
-        standstill.watch()
         self._timeout = timeout
         self._look()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from backends import BackendError
 from backends.errors import SettingsError
 from backends.tasks import cancel_requests, in_own_thread, name_if_it_goes_on
-from lachesis.loop.clock import RolloutClock, running_time, standstill
+from lachesis.loop.clock import STOOD_STILL, standstill
 from lachesis.rewards.agent_fault import AgentFault, agent_faults
 from lachesis.rewards.call_scope import CallScope
 from lachesis.rewards.overtime import OutOfTime, Overtime
@@ -61,19 +61,16 @@ class TimeLimit:
     contexts: Sequence[ToolContext | None]
     agents: bool = True
     """Whether agents have been in these sandboxes."""
-    begun: float = field(init=False)
-    """On the clock of `running_time`."""
+    ends: float = field(init=False)
+    """On the clock of the event loop."""
     inside_before: Sequence[float] = field(init=False)
+    stood: float = field(init=False)
 
     def __post_init__(self) -> None:
         standstill.watch()
-        self.begun = running_time()
+        self.stood = standstill.seconds()
+        self.ends = asyncio.get_running_loop().time() + self.seconds
         self.inside_before = [context.seconds_inside if context is not None else 0.0 for context in self.contexts]
-
-    @property
-    def left(self) -> float:
-        """Seconds."""
-        return self.seconds - (running_time() - self.begun)
 
     async def is_used_by(self, context: ToolContext) -> bool:
         """Whether commands slept, or had processors, for so long that no busy machine has made them late."""
@@ -89,7 +86,7 @@ class TimeLimit:
         Args:
             kept_loop: seconds for which the reward itself kept the event loop. No call of it took these.
         """
-        rest = running_time() - self.begun - kept_loop
+        rest = asyncio.get_running_loop().time() - (self.ends - self.seconds) - kept_loop
         taken = {
             at: min(rest, context.seconds_inside - begun)
             for at, (context, begun) in enumerate(zip(self.contexts, self.inside_before, strict=True))
@@ -144,14 +141,11 @@ async def timed_call(call: Callable[[], Coroutine[Any, Any, T]], limit: TimeLimi
     # A task, since a TaskGroup in a reward may leave a request to cancel with the task that it runs in.
     running = asyncio.ensure_future(_attempt(call, scope))
     too_late = f"{limit.what} took longer than {limit.setting} = {limit.seconds:g} s"
-    ends = asyncio.get_running_loop().time() + limit.left
-    overtime = Overtime(scope.work, running, ends, limit.seconds, too_late)
-    late, clock = name_if_it_goes_on(running, limit.what, ends), RolloutClock(limit.left, None)
+    overtime = Overtime(scope.work, running, limit.ends, limit.seconds, too_late)
+    late = name_if_it_goes_on(running, limit.what, limit.ends)
     try:
         with overtime.watched():
-            async with asyncio.timeout(None) as time:
-                clock.run()
-                clock.start(time)
+            async with asyncio.timeout_at(limit.ends) as time:
                 given, error = await running
     except OutOfTime:  # it came when the code had just stopped
         given, error = None, None
@@ -159,7 +153,6 @@ async def timed_call(call: Callable[[], Coroutine[Any, Any, T]], limit: TimeLimi
         given, error = running.result()
     finally:
         late.cancel()
-        clock.stop()
     # A bare `except:` in a reward also catches the cancellation and the time limit: neither may become a score.
     if cancel_requests() > before:
         raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError
@@ -170,6 +163,8 @@ async def timed_call(call: Callable[[], Coroutine[Any, Any, T]], limit: TimeLimi
     raised = slow is not None or (error is not None and not time.expired())
     is_over = time.expired() and (error is None or isinstance(error, (TimeoutError, asyncio.CancelledError)))
     if slow is not None or is_over:
+        if (stood := standstill.seconds() - limit.stood) > 0:
+            raise BackendError(f"{too_late}: {STOOD_STILL.format(stood)}")
         error = slow or RewardError(too_late)
         faults = limit.used_up_by(scope.work.kept_loop) if limit.agents else {}
         for at in faults:

@@ -11,7 +11,6 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from backends import BackendError, SandboxExhausted
 from backends.lease import LeaseOver
-from lachesis.loop.clock import running_time
 from lachesis.rewards.call_scope import CallScope, current_scope, outside_scopes, scopes_of_a_thread
 from lachesis.rewards.calls import called, running_loop
 from lachesis_tools import ToolSession
@@ -71,18 +70,18 @@ class SharedState:
 
     def begin(self) -> None:
         if not self._active:
-            self._since = running_time()
+            self._since = time.monotonic()
         self._active += 1
 
     def end(self) -> None:
         self._active -= 1
         if not self._active:
-            self._busy += running_time() - self._since
+            self._busy += time.monotonic() - self._since
 
     @property
     def inside(self) -> float:
         """Seconds in which a call worked in a sandbox that was there."""
-        busy = self._busy + (running_time() - self._since if self._active else 0.0)
+        busy = self._busy + (time.monotonic() - self._since if self._active else 0.0)
         return busy - sum(session.waited for session in self.sessions)
 
 

@@ -235,11 +235,13 @@ STOPS = """
 import asyncio, os, signal
 from lachesis import HermesAgentBaseEnv, ToolCall, Message
 
-def stop_soon():
-    asyncio.get_running_loop().call_later(0.2, os.kill, os.getpid(), signal.SIGSTOP)
-
 class Stops(HermesAgentBaseEnv):
     name, toolsets, items = "stops", ["terminal"], [{"prompt": "wait"}]
+    stops = ["in a reward", "in a rollout"]
+    def stop(self, where):
+        if self.stops[-1:] == [where]:
+            self.stops.pop()
+            asyncio.get_running_loop().call_later(0.2, os.kill, os.getpid(), signal.SIGSTOP)
     async def setup(self): pass
     async def get_next_item(self): return self.items[0]
     def format_prompt(self, item): return item["prompt"]
@@ -247,17 +249,17 @@ class Stops(HermesAgentBaseEnv):
         async def play(messages, tools):
             if messages[-1]["role"] == "tool":
                 return Message("assistant", "done")
-            stop_soon()
+            self.stop("in a rollout")
             return Message("assistant", tool_calls=(ToolCall("c1", "terminal", '{"command": "sleep 1"}'),))
         return play
     async def compute_reward(self, item, result, ctx):
-        stop_soon()
+        self.stop("in a reward")
         return float((await ctx.terminal("sleep 1; echo there"))["output"] == "there\\n")
 """
 
 
-def test_time_in_which_a_run_is_stopped_is_nobodys(tmp_path: Path) -> None:
-    """A queue that suspends a job, or a laptop that is closed, made timeouts of agents, and scores, of all rollouts."""
+def test_what_ends_while_a_run_is_stopped_is_no_score(tmp_path: Path) -> None:
+    """A queue that suspends a job, or a paused container, made timeouts of agents, and scores, of all rollouts."""
     (tmp_path / "stops.py").write_text(STOPS)
     command = [sys.executable, "-m", "lachesis", "process", "stops.py", "-m", "reference", "-n", "1", "-r", "1"]
     limits = ["--env.rollout_timeout", "9", "--env.reward_timeout", "9", "-o", "out"]
@@ -265,9 +267,9 @@ def test_time_in_which_a_run_is_stopped_is_nobodys(tmp_path: Path) -> None:
         for _ in range(2):
             _, status = os.waitpid(run.pid, os.WUNTRACED)
             assert os.WIFSTOPPED(status), run.communicate()
-            time.sleep(10)
+            time.sleep(13)
             run.send_signal(signal.SIGCONT)
         _, said = run.communicate(timeout=120)
     assert run.returncode == 0, said
     [rollout] = json.loads((tmp_path / "out/groups.jsonl").read_text().splitlines()[-1])["rollouts"]
-    assert (rollout["outcome"], rollout["reward"]) == ("completed", 1.0), rollout
+    assert (rollout["outcome"], rollout["reward"], rollout["attempts"]) == ("completed", 1.0, 3), rollout
