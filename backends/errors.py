@@ -57,7 +57,11 @@ def cannot_read(path: str | os.PathLike[str], error: OSError | None = None) -> s
 
 def refuse_empty(path: Path) -> None:
     """Raises SettingsError for an empty file. A command that rewrites a file writes an empty one instead."""
-    if path.is_file() and not path.stat().st_size:
+    try:
+        empty = path.is_file() and not path.stat().st_size
+    except OSError:  # who reads it says so
+        return
+    if empty:
         raise SettingsError(f"{path} is empty")
 
 

@@ -582,7 +582,7 @@ def test_the_command_names_file_line_rollout_and_reason(tmp_path: Path, capsys: 
     assert f"{bad}, line 4: rollout r: turns 0, 1 (5 tokens) trained again" in printed
     assert f"{bad}, line 5: not JSON" in printed
     assert "torn or half written" in printed
-    assert f"{empty}: has no token ids" in printed
+    assert f"{empty}: it is empty" in printed
     assert printed.startswith(f"ok    {good}: 1 sample of 1 rollout, 0 rejected")
     assert printed.count("WRONG") == 1, "an empty file is not wrong"
     assert f"none  {empty}: there is nothing to verify" in printed

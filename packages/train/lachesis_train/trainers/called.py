@@ -183,7 +183,7 @@ class CalledEnvironment:
         trained = sum(sum(row.env_mask) for row in rows)
         replaced, lost = rollout.attempts - 1, rollout.lost.completion_tokens
         if evaluation:
-            trained = undelivered = lost = 0
+            trained = undelivered = replaced = lost = 0
         (self.totals if totals is None else totals).update(
             rollouts=1,
             unscored=unscored,
