@@ -28,7 +28,7 @@ LIMITS = {
     "lachesis_console": 7_720,  # the plays and findings of the audit, chats that lose nothing, also behind summaries
     "lachesis_data": 6_700,
     "lachesis_doors": 4_900,  # tokens for two trainers, and what they may not train; without the client of MCP
-    "lachesis_envs": 9_680,  # web_research, browser_tasks, the maze, word problems of the demo
+    "lachesis_envs": 9_640,  # web_research, browser_tasks, the maze, word problems of the demo
     "lachesis_messages": 4_830,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_140,

@@ -77,7 +77,8 @@ async def test_both_learn_by_their_weights_and_nothing_is_lost_whichever_process
         assert figures["eval/avg_reward_low"] <= figures["eval/avg_reward"] <= figures["eval/avg_reward_high"]
         assert (run.folder / "logs" / f"{name}.log").stat().st_size
     page = (run.folder / "report.html").read_text()
-    assert page.index("Reward by environment") < page.index("Share of the sequences") < page.index("Evaluations")
+    assert page.index("Reward by environment") < page.index("Evaluations")
+    assert "Share of the sequences" in page, "a chart, or among the figures that never changed"
     for entry in ("step 4: long ", "step 4: short "):
         assert entry in page
 

@@ -60,7 +60,10 @@ _FAILS = b"assert 0 == 1"
 _CHANGEABLE = string.ascii_letters + string.digits
 _TOLERANCE = 1e-5
 """More than comparisons of floats allow by themselves."""
-_BUILT_IN = {"self", "tmp_path", "tmpdir", "tmp_path_factory", "monkeypatch", "capsys", "capfd", "caplog", "recwarn"}
+_BUILT_IN = {
+    *("self", "tmp_path", "tmpdir", "tmp_path_factory", "tmpdir_factory", "monkeypatch", "capsys", "capfd", "caplog"),
+    *("capsysbinary", "capfdbinary", "recwarn", "pytestconfig", "record_property", "cache"),
+}
 """Arguments that are not made from a test's parameters."""
 _DYNAMIC = {"getfixturevalue", "callspec", "funcargs", "fixturenames"}
 """What reaches the parameters of a test without their names as arguments."""
