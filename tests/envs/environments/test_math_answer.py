@@ -125,6 +125,7 @@ RIGHT = {
         18^{\circ}  \(18\)  \{18\}  \text{18}  \textbf{18}  \mathbf{18}  18\\  \quad 18  18\;  \boxed{18}
         18 \text{ dollars}  18\,\text{USD}  \text{USD } 18  18\text{ km}^2  18\text{ m}^{3}  18 \text{ km²}
         18\ \mathrm{km/h}  18 \mathrm{~cm}  18~\text{m}  18 dollars  \text{18 dollars}
+        18 \text{ square units}  18 \text{ more apples}  18 \text{ times as many}
         18 \text{ left over}  \$18.00 \text{ per day}  1.8e1  1.8 \times 10^1  10+8
         \frac{36}{2}  \dfrac{36}{2}  \frac{36}2  36/2  \sqrt{324}  3!\cdot 3  2 \cdot 3^2  \left(18\right)
         \binom{18}{1}  \log_2 262144  \lfloor 18.5 \rfloor  |-18|  \left|-18\right|  |3-21|

@@ -36,8 +36,8 @@ _UNITS = re.compile(
 )
 """A text with digits is not a unit: `42\\text{ or 43}` is two answers."""
 _NO_UNITS = re.compile(
-    r"\\\w+\s*\{[^{}]*\b(?:or|and|not|no|half|thirds?|tenths?|times|off|more|less|negative|minus|least|most|below|squared"
-    r"|cubed|root|square|k|M)\b[^{}]*\}"
+    r"\\\w+\s*\{[^{}]*\b(?:or|and|not|no|half|thirds?|tenths?|negative|minus|least|most|below|squared|cubed|root|k|M)\b"
+    r"[^{}]*\}"
 )
 """Words that make something else of the number beside them."""
 _MANY = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
@@ -108,7 +108,8 @@ def as_number(text: str) -> Fraction | None:
         sign, whole, over, under = found.groups()[:4] if found[4] else found.groups()[4:]
         if not int(under):
             return None
-        return (int(whole or 0) + Fraction(int(over), int(under))) * (-1) ** (sign == "-")  # type: ignore[no-any-return]
+        size = int(whole or 0) + Fraction(int(over), int(under))
+        return -size if sign == "-" else size
     if _SCIENTIFIC.fullmatch(bare):
         return Fraction(bare)
     if not _PLAIN_NUMBER.fullmatch(bare) or re.search(r"/ ?0+$", bare):
