@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from backends.first_use import parse
+from lachesis_envs.judging.fixtures import BUILT_IN, Fixtures, arguments_of, called
 
 VALUE, INVERTED, ENDED = "value", "inverted", "ended"
 Found: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | None
@@ -60,13 +61,6 @@ _FAILS = b"assert 0 == 1"
 _CHANGEABLE = string.ascii_letters + string.digits
 _TOLERANCE = 1e-5
 """More than comparisons of floats allow by themselves."""
-_BUILT_IN = {
-    *("self", "tmp_path", "tmpdir", "tmp_path_factory", "tmpdir_factory", "monkeypatch", "capsys", "capfd", "caplog"),
-    *("capsysbinary", "capfdbinary", "recwarn", "pytestconfig", "record_property", "cache"),
-}
-"""Arguments that are not made from a test's parameters."""
-_DYNAMIC = {"getfixturevalue", "callspec", "funcargs", "fixturenames"}
-"""What reaches the parameters of a test without their names as arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,36 +80,6 @@ class Change:
     """The ids that change with it, of parameters: from before to after."""
     shown: str = ""
     """For people."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fixtures:
-    """What may take the parameters of tests besides these."""
-
-    known: frozenset[str] = frozenset()
-    """Names of functions whose arguments are in `taken`."""
-    taken: frozenset[str] = frozenset()
-    dynamic: bool = False
-    """Whether parameters may be taken by names that are not seen."""
-
-    @classmethod
-    def of(cls, trees: Iterable[ast.Module]) -> Fixtures:
-        """Those of these files. What is a fixture is known by its decorators, or where it is handed to `fixture()`."""
-        known, taken, names = set(), set(), set()
-        for tree in trees:
-            nodes = list(ast.walk(tree))
-            names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-            calls = [node for node in nodes if isinstance(node, ast.Call) and "fixture" in _called(node.func)]
-            wrapped = {ast.unparse(argument) for call in calls for argument in call.args}
-            for node in nodes:
-                if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    continue
-                marks = list(map(ast.unparse, node.decorator_list))
-                is_test = node.name.startswith("test") and not any("fixture" in mark for mark in marks)
-                if node.name in wrapped or (marks and not is_test):
-                    known.add(node.name)
-                    taken |= _arguments(node)
-        return cls(frozenset(known), frozenset(taken), not names.isdisjoint(_DYNAMIC))
 
 
 class TestFile:
@@ -276,7 +240,7 @@ class _Changes:
         yield self.made(INVERTED, test, [Edit(begin, end, b"not (" + self.file.source[begin:end] + b")")])
 
     def call(self, call: ast.Call) -> Iterator[Change]:
-        name = _called(call)
+        name = called(call)
         if name in _EQUAL | _NEAR and not (name in _NEAR and (call.keywords or len(call.args) > 2)):
             arguments = [*call.args[1:2], *call.args[:1]]  # a third is the message
             if name.startswith("assert_called"):
@@ -297,7 +261,7 @@ class _Changes:
 
     def exception(self, call: ast.Call) -> Iterator[Change]:
         """Another exception than the one that has to be raised."""
-        if _called(call) not in _RAISES or not call.args or not isinstance(call.args[0], ast.Name):
+        if called(call) not in _RAISES or not call.args or not isinstance(call.args[0], ast.Name):
             return
         name = call.args[0].id
         known = getattr(builtins, name, None)
@@ -330,7 +294,7 @@ class _Changes:
         """Other values of the parameter `name`, which the test uses for nothing else, and no fixture takes."""
         uses = [node for node in ast.walk(self.function) if isinstance(node, ast.Name) and node.id == name.id]
         marks = [mark for mark in self.function.decorator_list if isinstance(mark, ast.Call)]
-        marks = [mark for mark in marks if _called(mark) == "parametrize"]
+        marks = [mark for mark in marks if called(mark) == "parametrize"]
         if len(uses) != 1 or len(marks) != 1 or len(marks[0].args) != 2 or not isinstance(marks[0].args[1], ast.List):
             return
         names = _names(marks[0].args[0])
@@ -338,7 +302,7 @@ class _Changes:
         options = {keyword.arg: keyword.value for keyword in marks[0].keywords}
         if name.id not in names or name.id in (fixtures := self.fixtures()).taken or fixtures.dynamic:
             return
-        if not _arguments(self.function) <= {*names, *_BUILT_IN, *fixtures.known}:
+        if not arguments_of(self.function) <= {*names, *BUILT_IN, *fixtures.known}:
             return  # one that comes from elsewhere may take it
         if not options.keys() <= {"ids", "scope"} or not all("mark." in ast.unparse(mark) for mark in others):
             return
@@ -383,7 +347,7 @@ class _Changes:
 
     def other(self, node: ast.expr, *, leading: bool = False) -> Edit | None:
         """Replace one value in a literal by another of its type, so that the two literals are not equal."""
-        if isinstance(node, ast.Call) and _called(node) == "approx" and len(node.args) == 1 and not node.keywords:
+        if isinstance(node, ast.Call) and called(node) == "approx" and len(node.args) == 1 and not node.keywords:
             return self.other(node.args[0], leading=True)
         leaves = list(_leaves(node))
         self.choose.shuffle(leaves)
@@ -514,8 +478,8 @@ def _reached(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
         yield statement
         if isinstance(statement, ast.With | ast.AsyncWith):
             # What ends a block early, or passes over its failures, has such a name, or comes from elsewhere.
-            called = [_called(item.context_expr) for item in statement.items if isinstance(item.context_expr, ast.Call)]
-            if len(called) == len(statement.items) and not any(map(_ENDS_EARLY.search, called)):
+            names = [called(item.context_expr) for item in statement.items if isinstance(item.context_expr, ast.Call)]
+            if len(names) == len(statement.items) and not any(map(_ENDS_EARLY.search, names)):
                 yield from _reached(statement.body)
         if any(isinstance(node, ast.Return) for node in _own(statement)):
             return
@@ -527,12 +491,6 @@ def _own(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield from _own(child)
-
-
-def _called(node: ast.expr) -> str:
-    """The last name of what is called."""
-    function = node.func if isinstance(node, ast.Call) else node
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def _leaves(node: ast.expr) -> Iterator[ast.expr]:
@@ -547,7 +505,7 @@ def _leaves(node: ast.expr) -> Iterator[ast.expr]:
             yield from _leaves(value)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         yield from _leaves(node.operand)
-    elif isinstance(node, ast.Call) and _called(node) in _VALUES:
+    elif isinstance(node, ast.Call) and called(node) in _VALUES:
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
             yield from _leaves(argument)
     elif isinstance(node, ast.Constant) and type(node.value) in (int, float, complex, str, bytes):
@@ -565,11 +523,6 @@ def _live(node: ast.Dict) -> Iterable[ast.expr]:
         if key is not None:  # else `**value`
             live[key.value if isinstance(key, ast.Constant) else None] = value
     return live.values()
-
-
-def _arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    given = function.args
-    return {argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
 
 
 def _similar(letter: str, choose: random.Random) -> str:

@@ -10,7 +10,6 @@ talks: sandboxes of one machine have nothing in common but its kernel and proces
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import fcntl
 import functools
@@ -38,7 +37,8 @@ from lachesis.tool_context.artifacts import Artifacts, placed, resolved
 from lachesis.tool_context.file_copies import members
 from lachesis.tool_context.own_folder import own_folder
 from lachesis.tool_context.pace import MARGIN, USABLE, OwnTime, Pace, pace
-from lachesis_envs.judging.changed_tests import ENDED, Change, Fixtures, Found, TestFile, found_test
+from lachesis_envs.judging.changed_tests import ENDED, Change, Found, TestFile, found_test
+from lachesis_envs.judging.fixtures import Fixtures
 from lachesis_tools import ToolSession
 
 _OUTPUT = 10_000_000
@@ -372,14 +372,14 @@ def _secret() -> bytes:
 
 def _fixtures(files: Mapping[str, TestFile | bytes], conftests: Iterable[bytes]) -> Fixtures:
     """Those of all files: a class may inherit from one of another file, and a module may be imported for them."""
-    trees = [file.tree for file in files.values() if isinstance(file, TestFile)]
+    trees, unread = [file.tree for file in files.values() if isinstance(file, TestFile)], False
     for path, data in [*files.items(), *(("conftest.py", data) for data in conftests)]:
         if isinstance(data, bytes) and path.endswith(".py") and (b"fixture" in data or path.endswith("conftest.py")):
             try:
                 trees.append(parse(data))
             except (SyntaxError, ValueError):  # it may be for another Python
-                trees.append(ast.parse("_.callspec"))
-    return Fixtures.of(trees)
+                unread = True
+    return Fixtures.of(trees, unread=unread)
 
 
 def _steady(file: TestFile, function: Found, other: bytes = b"") -> random.Random:
