@@ -30,7 +30,7 @@ class Standstill:
     """For how long this process was stopped: by a signal, or paused with its container.
 
     A thread looks at the time each second. Code that keeps the event loop does not stop it, and what keeps all threads
-    computes. What ends meanwhile is the infrastructure's failure: nobody knows what it would have done.
+    computes. Stops of less than about three seconds are not noticed.
     """
 
     _EVERY, _LEAST = 1.0, 3.0
@@ -47,8 +47,8 @@ class Standstill:
     def seconds(self) -> float:
         """So far, also before the thread has seen it."""
         before, since, computed = self._seen
-        more = time.monotonic() - since - (time.process_time() - computed) - self._EVERY
-        return before + more if more > self._LEAST else before
+        more = time.monotonic() - since - (time.process_time() - computed)
+        return before + more if more > self._EVERY + self._LEAST else before
 
     def _look(self) -> None:
         while True:
@@ -57,7 +57,6 @@ class Standstill:
 
 
 standstill = Standstill()
-STOOD_STILL = "the process of this run was stopped for {:.0f} s (a suspended job, a paused container)"
 
 
 class RolloutClock:
@@ -81,7 +80,11 @@ class RolloutClock:
         self._timeout: asyncio.Timeout | None = None
         self._timer: asyncio.TimerHandle | None = None
         standstill.watch()
-        self._stood = standstill.seconds()
+        self._stood_before = standstill.seconds()
+
+    def _stood(self) -> float:
+        """Seconds for which this process was stopped. Limits are so much longer, whatever was measured meanwhile."""
+        return standstill.seconds() - self._stood_before
 
     def wait_for(self, others: Callable[[], float]) -> None:
         """Count the seconds of `others` as waiting too, of which there are none so far."""
@@ -121,16 +124,13 @@ class RolloutClock:
 
     @property
     def used_up(self) -> bool:
-        """Whether the agent's own time is over, and was its own."""
-        return self._limit is not None and self.own >= self._limit and standstill.seconds() <= self._stood
+        """Whether the agent's own time is over."""
+        return self._limit is not None and self.own >= self._limit + self._stood()
 
     @property
     def waited_too_long(self) -> str:
-        """The message when the rollout waited for too long, or was stopped; empty if it was not."""
-        over = self._limit is not None and self.own >= self._limit
-        if over and (stood := standstill.seconds() - self._stood) > 0:
-            return STOOD_STILL.format(stood)
-        if self._patience is None or self.waiting < self._patience:
+        """The message when the rollout waited for too long; empty if it did not."""
+        if self._patience is None or self.waiting < self._patience + self._stood():
             return ""
         return (
             f"servers and sandboxes took {self.waiting:.1f} s of {self.own + self.waiting:.1f} s, and a rollout waits "
@@ -154,10 +154,11 @@ class RolloutClock:
         if self._timeout is None:
             return
         own, waiting = self.now()
-        left = math.inf if self._limit is None else self._limit - own
+        stood = self._stood()
+        left = math.inf if self._limit is None else self._limit + stood - own
         if self._patience is not None:  # a request in flight may yet become the agent's own time
             asking = waiting - self.waiting if not self._commands else 0.0
-            left = min(left, self._patience - max(asking, waiting - asking))
+            left = min(left, self._patience + stood - max(asking, waiting - asking))
         if left == math.inf:
             return
         loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from backends import BackendError
 from backends.errors import SettingsError
 from backends.tasks import cancel_requests, in_own_thread, name_if_it_goes_on
-from lachesis.loop.clock import STOOD_STILL, standstill
+from lachesis.loop.clock import standstill
 from lachesis.rewards.agent_fault import AgentFault, agent_faults
 from lachesis.rewards.call_scope import CallScope
 from lachesis.rewards.overtime import OutOfTime, Overtime
@@ -164,7 +164,8 @@ async def timed_call(call: Callable[[], Coroutine[Any, Any, T]], limit: TimeLimi
     is_over = time.expired() and (error is None or isinstance(error, (TimeoutError, asyncio.CancelledError)))
     if slow is not None or is_over:
         if (stood := standstill.seconds() - limit.stood) > 0:
-            raise BackendError(f"{too_late}: {STOOD_STILL.format(stood)}")
+            stopped = f"the process of this run was stopped for {stood:.0f} s (a suspended job, a paused container)"
+            raise BackendError(f"{too_late}: {stopped}")
         error = slow or RewardError(too_late)
         faults = limit.used_up_by(scope.work.kept_loop) if limit.agents else {}
         for at in faults:
