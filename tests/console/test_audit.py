@@ -153,6 +153,45 @@ def test_a_form_that_no_text_names_is_an_error(tmp_path: Path) -> None:
     assert ended == 0 and "form-not-named" not in found, found
 
 
+WORDS_IN_FILES = """
+import json
+from lachesis import HermesAgentBaseEnv, Message, ToolCall
+
+
+class Files(HermesAgentBaseEnv):
+    name = "files"
+    toolsets = ("file",)
+
+    async def setup(self):
+        self.items = iter(["pear", "fig", "plum", "lime"])
+
+    async def get_next_item(self):
+        return next(self.items, None)
+
+    def format_prompt(self, item):
+        return f"Write the word {item} into {item}.txt."
+
+    async def compute_reward(self, item, result, ctx):
+        return float(await ctx.read_file(f"{item}.txt") == item)
+
+    def reference_policy(self):
+        def play(messages, tools):
+            if messages[-1]["role"] == "tool":
+                return Message("assistant", "Done.")
+            word = messages[-1]["content"].split()[3]
+            arguments = json.dumps({"path": f"{word}.txt", "content": word})
+            return Message("assistant", tool_calls=(ToolCall("c", "write_file", arguments),))
+        return play
+"""
+
+
+@pytest.mark.parametrize(("more", "severity"), [("", "note"), (" Change nothing else.", "error")])
+def test_only_the_environments_own_words_exclude_other_calls(more: str, severity: str, tmp_path: Path) -> None:
+    """`search_files` can return "only the names of files"."""
+    code, found = audited(tmp_path, ("{item}.txt.", f"{{item}}.txt.{more}"), text=WORDS_IN_FILES)
+    assert (found["more-than-asked"], code) == (severity, int(severity == "error")), found
+
+
 def test_evaluation_items_that_are_training_items_are_an_error(tmp_path: Path) -> None:
     def held(words: str) -> tuple[str, str]:
         method = f"    async def get_eval_items(self):\n        return {words}\n\n    def format_prompt"

@@ -41,6 +41,7 @@ from lachesis_console.auditing.records import (
 )
 from lachesis_console.replaced import with_methods
 from lachesis_messages.messages import Message
+from lachesis_tools import BUILTIN_TOOLS
 
 NO_REFERENCE = "there is no reference_policy()"
 NO_SOLUTION = "it has no solution for this item"
@@ -336,7 +337,8 @@ def _note(play: AuditPlay, rollout: Rollout, tools: Sequence[Mapping[str, Any]])
     first = next((at for at, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
     play.prompt = _prompt(messages[:first])
     system = [text_of(each) for each in messages[:first] if each["role"] == "system"]
-    play.told = shortened("\n\n".join([*system, json.dumps(tools, ensure_ascii=False)]), 20_000)
+    own = [tool for tool in tools if tool["function"]["name"] not in BUILTIN_TOOLS]
+    play.told = shortened("\n\n".join([*system, json.dumps(own, ensure_ascii=False)]), 20_000)
     play.prompt_length = sum(len(text_of(each)) for each in messages[:first]) + len(json.dumps(tools))
     play.prompt = shortened(play.prompt, 20_000)
     for message in messages[first:]:

@@ -32,7 +32,7 @@ class AuditPlay:
     """An exception in the reward that the agent's play caused, and which became its score."""
     prompt: str = ""
     told: str = ""
-    """The system prompt, and the definitions of the tools."""
+    """The system prompt, and the definitions of the environment's own tools."""
     changed: bool = False
     """The item is another one after it was played."""
     prompt_length: int = 0
