@@ -129,7 +129,7 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
         "process": ("env.total_steps", "items to run, one group each"),
         "serve": ("env.total_steps", "step of the trainer to stop at"),
     }[verb]
-    add("openai.model_name", "MODEL", f"{MODEL} {OF_ENVIRONMENT}", "-m", "--model")
+    add("openai.model_name", "MODEL", f"{MODEL} ({OF_ENVIRONMENT})", "-m", "--model")
     add("openai.base_url", "URL", "URL of the OpenAI-compatible server", "-b", "--base-url")
     add("openai.api_key", "KEY", "API key of the server", "-k", "--api-key")
     add(number, "N", counted, "-n", read=int)

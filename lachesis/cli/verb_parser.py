@@ -13,7 +13,7 @@ NO_ENVIRONMENT = "error: name an environment: `lachesis envs` lists some"
 ENVIRONMENT = "env.py, env.py:Class, package.module:Class, SCHEME:NAME (docs/bring.md), or a name of `lachesis envs`"
 """What ENV may be, in all helps."""
 MODEL = "name of the model on its server; or embedded (a small one, on this machine), reference, or a GGUF file"
-OF_ENVIRONMENT = "(default: embedded, unless the environment sets another)"
+OF_ENVIRONMENT = "default: embedded, unless the environment sets another"
 """Without `--model`."""
 
 

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--at", type=number, metavar="N", help="turns of the recording to replay (default: all)")
     parser.add_argument("--session", metavar="NAME", help="keep the chat under this name, and continue it")
     parser.add_argument("--plain", action="store_true", help="no colours and no spinner")
-    of_model = f"{MODEL} {OF_ENVIRONMENT[:-1]}; without ENV, that of cli-config.yaml)"
+    of_model = f"{MODEL} ({OF_ENVIRONMENT}; without ENV, that of cli-config.yaml)"
     parser.add_argument("-m", "--model", metavar="MODEL", help=of_model)
     parser.add_argument("-b", "--base-url", metavar="URL", help="URL of the OpenAI-compatible server")
     parser.add_argument("-k", "--api-key", metavar="KEY", help="API key of the server")
