@@ -16,7 +16,7 @@ BENCHMARKS := startup trajectories agent_loop imports parsers message_graph toke
 
 help:
 	@echo "make demo    two small tasks with the embedded model, in a sandbox (first run installs everything)"
-	@echo "make test    lint, types, import rule, tests; P=view runs the tests of one package only"
+	@echo "make test    the tests; P=view runs those of one package only"
 	@echo "make test-all  the same with the long tests: many kills, heavy attacks, all examples; training too (installs torch)"
 	@echo "make train-venv  install torch for the CPU beside the project, into .venv-train"
 	@echo "make test-train  tests of training: trainer, embedded engine, forward passes (first run installs torch)"
@@ -47,11 +47,11 @@ demo: $(DEMO_READY)
 
 # Of one package (P=view) nothing but its tests; tests/run.py says which these are.
 P :=
-test: $(if $(P),$(READY),lint)
+test: $(READY)
 	$(BIN)/python -m tests.run $(P)
 
 test-all: export LACHESIS_TESTS := all
-test-all: atropos-environments test test-train
+test-all: atropos-environments lint test test-train
 
 atropos-environments: $(READY)
 	@scripts/atropos-environments.sh $(BIN)/python >/dev/null || \

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.run import ALL, SAMPLE, order, sample, some, unit
+from tests.run import ALL, SAMPLE, SLOW, order, sample, some, unit
 from tests.support import root_images
 
 # Replaces the profile that hypothesis chose (it has another for CI): the time of an example depends on the machine.
@@ -46,8 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `long` and draw from what is marked `sample`, unless a test is named or all are asked
-    for; packages with long tests come first."""
+    """Leave out what is marked `long`, and draw from what is marked `slow` or `sample`; not if a test is named, or all
+    are asked for. Packages with long tests come first."""
     named = any("::" in argument for argument in config.args)
     if not ALL and not named and not config.option.markexpr:
         out = {item for item in items if item.get_closest_marker("long")}
@@ -59,10 +59,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def not_drawn(items: list[pytest.Item]) -> set[pytest.Item]:
     tests: dict[str, list[pytest.Function]] = {}
+    # Each by its own name, so that a seed draws the same ones whatever is added.
+    slow = {item for item in items if item.get_closest_marker("slow")}
+    out = {item for item in slow if random.Random(f"{SAMPLE} {item.nodeid}").random() > SLOW}
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("sample"):
+        if item not in slow and isinstance(item, pytest.Function) and item.get_closest_marker("sample"):
             tests.setdefault(f"{item.parent and item.parent.nodeid}::{item.originalname}", []).append(item)
-    out: set[pytest.Item] = set()
     for name, cases in tests.items():
         (mark,) = cases[0].iter_markers("sample")
         drawn = sample([values(case) for case in cases], mark.args[0], random.Random(f"{SAMPLE} {name}"))

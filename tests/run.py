@@ -7,7 +7,8 @@ the machine, so each worker has namespaces of its own (`scripts/apart.sh`). With
 unless root runs this) one worker runs all tests of that kind.
 
 Where a few tests fail, these run once more, alone and with the same seeds. One that passes then is unsteady: it is
-named at the end, and does not fail the run.
+named at the end, and does not fail the run. The first run does not rewrite assertions, which would take each worker
+some 15 seconds; the second one does, and shows the values.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ UNITS = {
 }
 """The part of a test's name that says what one worker runs, for modules that are too long for one."""
 REPEATED = 5
-"""So many failed tests run once more. Where more fail, something is wrong that does not pass."""
+"""So many failed tests run once more. Where more fail, something is wrong that does not pass by itself."""
 FAILED = 1
 """The exit status of pytest that ran all tests, of which some failed."""
 HANGS = 400
@@ -51,7 +52,9 @@ others."""
 ALL = os.environ.get("LACHESIS_TESTS") == "all"
 """Whether the tests that are marked `long` run as well, and hypothesis tries all of its examples."""
 SAMPLE = os.environ.get("LACHESIS_SAMPLE")
-"""The seed of the sample that is run of the cases of tests marked `sample`. Where there is none, all run."""
+"""The seed that draws the tests marked `slow` and the cases of those marked `sample` that run. Without it, all run."""
+SLOW = 1 / 6
+"""The share of the tests marked `slow` that is drawn."""
 
 
 def order(path: Path) -> int:
@@ -121,16 +124,18 @@ def run(start: list[str], workers: int, tests: list[str]) -> int:
 
     `start` is how pytest starts, with its options.
     """
-    status, names, seeds = outcomes([*start, *places(workers), *tests])
-    failed = names.get("failed", [])
-    if status != FAILED or not 0 < len(failed) <= REPEATED:
+    status, names, seeds = outcomes([*start, "--assert=plain", *places(workers), *tests])
+    count = len(names.get("failed", []))
+    failed = names.get("failed", [])[:REPEATED]
+    if status != FAILED or not failed:
         return status
-    print(f"\n{len(failed)} failed, run once more, alone: {' '.join(failed)}", flush=True)
+    of = f", the first {REPEATED}" if count > REPEATED else ""
+    print(f"\n{count} failed{of} run once more, alone: {' '.join(failed)}", flush=True)
     status, names, _ = outcomes([*start, *places(1), *failed], LACHESIS_SEEDS=json.dumps(seeds))
     passed = set(names.get("passed", [])) - set(names.get("failed", []))
     for name in failed:
         print(f"unsteady: {name}, failed once and passed alone" if name in passed else f"failed twice: {name}")
-    return status or int(not passed.issuperset(failed))
+    return status or int(count > REPEATED or not passed.issuperset(failed))
 
 
 def main(arguments: list[str]) -> None:
@@ -144,10 +149,8 @@ def main(arguments: list[str]) -> None:
     if can_be_apart():
         os.environ["LACHESIS_APART"] = "1"
     if len(packages) > 1 and not ALL:
-        os.environ["LACHESIS_SAMPLE"] = os.environ.get("LACHESIS_SEED") or str(secrets.randbits(32))
-        print(
-            f"a sample of the cases of large tables; LACHESIS_SEED={os.environ['LACHESIS_SAMPLE']} draws the same again"
-        )
+        os.environ["LACHESIS_SAMPLE"] = seed = os.environ.get("LACHESIS_SEED") or str(secrets.randbits(32))
+        print(f"a sample of slow tests and of the cases of large tables; LACHESIS_SEED={seed} draws the same again")
     os.chdir(ROOT)
     start = [sys.executable, "-m", "pytest", "--durations=10", *(f"--ignore=tests/{name}" for name in ON_REQUEST)]
     start += [] if ALL else [f"--timeout={HANGS}"]

@@ -172,6 +172,7 @@ async def test_cancelling_the_task_ends_the_call_and_reaches_the_caller() -> Non
     assert seen == [asyncio.CancelledError] and device.cancelled == ["slow"] and device.done == ["cleanup"]
 
 
+@pytest.mark.slow
 async def test_a_coroutine_that_is_dropped_during_a_call_is_closed() -> None:
     device, closed = Device(), []
 
@@ -213,6 +214,7 @@ async def test_what_nobody_gathers_runs_in_its_order(device: Device) -> None:
     assert device.done == ["first", "second", "third"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collected", [False, True])
 async def test_a_call_that_is_never_awaited_is_an_error_with_its_line_whatever_the_caller_catches(
     collected: bool, recwarn: pytest.WarningsRecorder

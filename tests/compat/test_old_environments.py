@@ -68,6 +68,7 @@ def test_process_gives_the_score_of_the_agents_work(
     assert "skipped toolsets that have no tools here: web" in said
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("policy", "score"), [(writes_the_note, 1.0), (does_nothing, 0.0)])
 def test_evaluate_with_loops_and_contexts_made_by_hand(
@@ -82,6 +83,7 @@ def test_evaluate_with_loops_and_contexts_made_by_hand(
     assert "images of single tasks have no effect" in done.stderr and "someone/notes:1" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_broken_server_is_no_score_although_the_environment_catches_it(tmp_path: Path) -> None:
     with served(lambda _: 500) as server:
         done = start(tmp_path, "evaluate", server.base_url, "--openai.max_retries", "0")
@@ -94,6 +96,7 @@ def _hermes(texts: Sequence[str]) -> Callable[[Any], str]:
     return lambda ask: texts[min(ask.turn, len(texts) - 1)]
 
 
+@pytest.mark.slow
 async def test_with_exact_tokens_the_last_node_is_the_whole_conversation(tmp_path: Path) -> None:
     tokenizer = fake_tokenizer()
     tokenizer.save_pretrained(tmp_path / "tokenizer")

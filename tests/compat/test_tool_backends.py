@@ -156,6 +156,7 @@ async def test_a_pool_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch:
         await PoolToolBackend("--engine nothing").start()
 
 
+@pytest.mark.slow
 async def test_profiles_at_modal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     (tmp_path / "profiles.yaml").write_text(

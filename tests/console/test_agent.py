@@ -506,6 +506,7 @@ def test_a_dead_server_raises_from_chat() -> None:
         dead.chat("Hi")
 
 
+@pytest.mark.slow
 def test_the_files_pass_the_check_of_datasets(own_folder: Path) -> None:
     from datasets import load_dataset
 

@@ -65,6 +65,7 @@ def audited(tmp_path: Path, *changes: tuple[str, str], text: str = SOUND) -> tup
     return code, {each["code"]: each["severity"] for each in found["findings"]}
 
 
+@pytest.mark.slow
 def test_the_answer_of_another_question_may_be_right(tmp_path: Path) -> None:
     """Two items with one answer, which a reference policy finds in two ways."""
     reference = """        ARGUMENTS = ("{}", '{"todos": []}')
@@ -124,23 +125,27 @@ def test_a_planted_defect_is_an_error(before: str, after: str, code: str, tmp_pa
     assert ended == 1 and found.get(code) == "error", found
 
 
+@pytest.mark.slow
 def test_numbers_that_no_seed_decides_are_a_warning(tmp_path: Path) -> None:
     ended, found = audited(tmp_path, (RIGHT, f"random.random()\n        {RIGHT}"))
     assert ended == 0 and found["not-deterministic"] == "warning", found
 
 
+@pytest.mark.slow
 def test_nearly_full_marks_for_an_echo_are_an_error(tmp_path: Path) -> None:
     echoed = (RIGHT, "return 1.0 if said == item[::-1] else 0.95 * said.endswith(f'{item} backwards.')")
     ended, found = audited(tmp_path, echoed)
     assert ended == 1 and found["echo-passes"] == "error", found
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_right_for_every_item_is_an_error(tmp_path: Path) -> None:
     same = ('WORDS = ["pear", "fig", "plum", "lime"]', 'WORDS = ["pear a", "pear b", "pear c", "pear d"]')
     ended, found = audited(tmp_path, same, ("item[::-1])", "item.split()[0][::-1])"))
     assert ended == 1 and found["constant-answer"] == "error", found
 
 
+@pytest.mark.slow
 def test_a_form_that_no_text_names_is_an_error(tmp_path: Path) -> None:
     tagged = (
         (RIGHT, 'return float(said == f"<w>{item[::-1]}</w>")'),
@@ -203,6 +208,7 @@ def test_evaluation_items_that_are_training_items_are_an_error(tmp_path: Path) -
     assert ended == 0 and "evaluation-in-training" not in found, found
 
 
+@pytest.mark.slow
 async def test_the_viewer_shows_a_file_and_a_folder_of_audits(tmp_path: Path) -> None:
     for name, change in (("sound", (RIGHT, RIGHT)), ("broken", (RIGHT, "return float('<blink>' not in said)"))):
         (tmp_path / name).mkdir()
@@ -293,6 +299,7 @@ class Shelf(HermesAgentBaseEnv):
 '''
 
 
+@pytest.mark.slow
 def test_a_step_that_pays_again_and_again_is_an_error(tmp_path: Path) -> None:
     ended, found = audited(tmp_path, text=STEPS)
     assert ended == 0, found
@@ -458,11 +465,13 @@ def test_what_only_tools_or_sessions_show(before: str, after: str, code: str, tm
     assert ended == 1 and found.get(code) == "error", found
 
 
+@pytest.mark.slow
 def test_a_sound_environment_with_a_database_has_no_errors(tmp_path: Path) -> None:
     ended, found = audited(tmp_path, text=TABLE)
     assert ended == 0, found
 
 
+@pytest.mark.slow
 def test_cheats_are_not_played_with_a_tool_of_the_environment(tmp_path: Path) -> None:
     """Nobody knows where it runs what it is given."""
     tool = f"""
@@ -536,6 +545,7 @@ class Heaviest(HermesAgentBaseEnv):
 '''
 
 
+@pytest.mark.slow
 def test_a_tool_that_works_and_items_that_come_again_are_no_fault_of_the_tool_or_the_prompt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -619,6 +629,7 @@ class Adding(HermesAgentBaseEnv):
 '''
 
 
+@pytest.mark.slow
 def test_what_is_expected_is_not_read_from_the_agents_files(tmp_path: Path) -> None:
     ended, found = audited(tmp_path, text=ADDING)
     assert ended == 0, found
@@ -662,6 +673,7 @@ class Sorting(HermesAgentBaseEnv):
 """
 
 
+@pytest.mark.slow
 def test_a_reward_that_ignores_the_order_which_the_prompt_asks_for(tmp_path: Path) -> None:
     _, found = audited(tmp_path, text=SORTING)
     assert "wrong-answer-passes" not in found, found

@@ -67,6 +67,7 @@ def test_a_recording_is_played_again_and_handed_over(recorded: Path, tmp_path: P
         assert [name for name, *_ in record["rollouts"][0]["completions"]["models"]] == models
 
 
+@pytest.mark.slow
 async def test_a_recorded_answer_is_asked_for_again_with_the_tools(recorded: Path, tmp_path: Path) -> None:
     async with ScriptedServer([say("292")]) as server:
         line = ["--replay", str(recorded), "-m", "scripted", "-b", server.base_url, "-o", f"{tmp_path}/run"]
@@ -95,6 +96,7 @@ async def sampled_and_trained(tmp_path: Path, *arguments: str, typed: str) -> tu
     return sampled, trained
 
 
+@pytest.mark.slow
 async def test_the_branch_of_a_recording_has_exact_tokens(recorded: Path, tmp_path: Path) -> None:
     sampled, [trained] = await sampled_and_trained(tmp_path, "--replay", str(recorded), "--at", "1", typed="")
     assert sampled and trained == sampled
@@ -102,6 +104,7 @@ async def test_the_branch_of_a_recording_has_exact_tokens(recorded: Path, tmp_pa
     assert record["messages"][0][1]["tool_calls"][0]["function"]["name"] == "look_up"
 
 
+@pytest.mark.slow
 async def test_tokens_of_answers_that_were_taken_back_are_delivered_once(tmp_path: Path) -> None:
     typed = "/retry\nmore\n/retry\n/undo\nother\n/quit\n"
     sampled, trained = await sampled_and_trained(tmp_path, typed=typed)
@@ -141,6 +144,7 @@ def test_a_place_is_kept_by_the_person_who_is_the_agent(tmp_path: Path) -> None:
     assert json.loads(last)["output"] == ""
 
 
+@pytest.mark.slow
 def test_a_result_that_differs_from_the_recording_is_shown(recorded: Path, tmp_path: Path) -> None:
     path = recorded / "groups.jsonl"
     path.write_text(path.read_text().replace('"content": "291"}, {', '"content": "no such part"}, {'))
@@ -231,6 +235,7 @@ def test_hostile_lines_of_an_agent_end_no_chat(tmp_path: Path) -> None:
     assert said.count("error: ") >= 18
 
 
+@pytest.mark.slow
 def test_a_closed_input_or_output_ends_a_chat(tmp_path: Path) -> None:
     line = " ".join(command("tool_result", "-m", "reference", "-o", f"{tmp_path}/run"))
     for closed in ("<&-", "</dev/null | head -n 1", "</dev/null >&-"):

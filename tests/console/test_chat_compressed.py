@@ -93,6 +93,7 @@ def kept(tmp_path: Path, name: str = "k") -> list[Any]:
     return journal.messages
 
 
+@pytest.mark.slow
 async def test_a_chat_goes_on_in_the_sandbox_that_all_its_calls_have_made(tmp_path: Path) -> None:
     session = ("--session", "k", *COMPRESSED)
     async with Counter(8) as server:
@@ -121,6 +122,7 @@ async def compressed(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 async def test_a_recording_is_played_with_what_a_summary_replaced(compressed: Path, tmp_path: Path) -> None:
     async with Counter(8) as server:
         for source, again in ((compressed, "again"), (tmp_path / "again", "once more")):  # of what was replayed, too
@@ -157,6 +159,7 @@ async def test_a_recording_without_what_was_replaced_is_refused(compressed: Path
         recorded_policy(tmp_path / "branch.jsonl")
 
 
+@pytest.mark.slow
 def test_calls_that_were_taken_back_have_run_and_those_before_a_checkpoint_gone_back_to_have_not(
     tmp_path: Path,
 ) -> None:
@@ -174,6 +177,7 @@ def test_calls_that_were_taken_back_have_run_and_those_before_a_checkpoint_gone_
     assert [records(tmp_path / name)[0]["scores"] for name in ("k", "b", "two")] == [[3.0], [5.0], [5.0]]
 
 
+@pytest.mark.slow
 async def test_a_prompt_of_which_a_summary_replaced_a_part_stays_so(tmp_path: Path) -> None:
     source = ENVIRONMENT.replace(
         'return "count"',

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lachesis_testing.scripted_server import ScriptedServer, call, say
 from tests.support.chats import Terminal, records
 from tests.support.job_groups import PICTURE
@@ -55,6 +57,7 @@ async def test_ctrl_c_interrupts_an_answer_and_a_tool(tmp_path: Path) -> None:
     assert [m["role"] for m in record["messages"][0]] == ["system", "user", "assistant", "tool", "user", "assistant"]
 
 
+@pytest.mark.slow
 async def test_ctrl_c_keeps_the_calls_of_the_turn_that_had_finished(tmp_path: Path) -> None:
     turn = call(("terminal", {"command": "echo sent > mail; cat mail"}), ("terminal", {"command": "sleep 50"}))
     async with ScriptedServer([turn, say("as you like")]) as server:
@@ -139,6 +142,7 @@ def resize(terminal: Terminal, columns: int) -> None:
     os.killpg(terminal.process.pid, signal.SIGWINCH)
 
 
+@pytest.mark.slow
 async def test_what_is_pasted_is_one_message_and_a_resize_changes_nothing(tmp_path: Path) -> None:
     pasted = "first line\n\x00\x07second\u202e line\n" + "many words " * 2_000
 

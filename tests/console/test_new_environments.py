@@ -55,6 +55,7 @@ def test_what_new_writes_passes_its_own_test(capsys: pytest.CaptureFixture[str])
         assert f"{taken}.py could not be imported" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_one_environment_is_measured_and_played_again_with_other_settings_in_a_folder_of_each(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -103,6 +104,7 @@ def test_the_short_flags_are_the_settings(capsys: pytest.CaptureFixture[str]) ->
     assert "reasoning_gym" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", ["eval", "process"])
 def test_a_second_run_with_other_settings_is_answered_with_flags_that_can_be_pasted(

@@ -77,6 +77,7 @@ async def test_each_rollout_has_a_server_and_every_name_can_be_called(tmp_path: 
     assert len(offered) == len(set(offered)) == 14
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [

@@ -491,6 +491,7 @@ async def test_a_guest_that_dies_or_closes_its_output_takes_its_sessions_along(h
         await guest.close()
 
 
+@pytest.mark.slow
 async def test_a_guest_that_is_started_again_while_the_other_one_ends_loads(habits: Any) -> None:
     guest = habits(habit="daemon")  # it leaves a process that keeps the pipes open
     await guest.start()

@@ -123,6 +123,7 @@ async def test_random_moves_are_legal_and_the_same_for_the_same_seed(tmp_path: P
     assert len(set(played[0])) > 2
 
 
+@pytest.mark.slow
 async def test_an_opponent_that_does_not_answer_is_the_infrastructures(tmp_path: Path, door: Any) -> None:
     async with ScriptedServer(lambda _: say("[1]")) as server:
         gone = server.base_url

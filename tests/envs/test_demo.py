@@ -36,6 +36,7 @@ def test_a_file_gets_one_line() -> None:
     assert line.startswith("next: lachesis view 'data/my demo', or a larger model: lachesis eval gsm8k")
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_trained_adapter_finds_what_the_model_alone_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -53,6 +54,7 @@ def test_a_trained_adapter_finds_what_the_model_alone_does_not(
     assert "on items that the training has not seen" in shown and "calls look_up:" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_an_evaluation_is_not_continued_with_another_adapter_of_the_same_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

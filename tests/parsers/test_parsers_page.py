@@ -29,6 +29,7 @@ def run_suite(folder: Path, code: str, *options: str) -> subprocess.CompletedPro
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_the_example_passes_the_suite_outside_the_tree(tmp_path: Path):
     done = run_suite(tmp_path, EXAMPLE)
     assert re.search(r"\b10 passed", done.stdout), done.stdout + done.stderr

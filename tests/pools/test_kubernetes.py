@@ -373,6 +373,7 @@ async def pool_of(
         await asyncio.to_thread(pool.end)
 
 
+@pytest.mark.slow
 async def test_sandboxes_of_pods_are_lost_with_them_and_pods_with_their_pool(
     server: KubernetesServer, tmp_path: Path
 ) -> None:

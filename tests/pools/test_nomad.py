@@ -306,6 +306,7 @@ async def ready(pool: PoolEngine, count: int, *, without: Any = ()) -> list[str]
     return found
 
 
+@pytest.mark.slow
 async def test_sandboxes_of_workers_that_nomad_has_placed(nomad: NomadServer, tmp_path: Path) -> None:
     options = ("--engine", "nomad", "--engine-option", "driver=docker", "--engine-option", "image=team/lachesis:1")
     with pool_engine(tmp_path / "pool", *options, "--slots", "2", "--least", "2", "--most", "2") as pool:

@@ -114,6 +114,7 @@ async def test_no_slot_is_lost_by_creates_that_are_cut_short_at_any_time(pool: P
     assert said["waiting"] == 0
 
 
+@pytest.mark.slow
 async def test_a_run_that_does_not_read_costs_the_others_nothing(pool: PoolEngine) -> None:
     code = (
         "import asyncio, json, sys\nfrom backends import SandboxSpec, create_backend\n"
@@ -285,6 +286,7 @@ def ours_names(engine: PoolEngine) -> list[str]:
 # --- pools of their own ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_pool_that_is_killed_leaves_no_worker_and_its_runs_find_their_sandboxes_lost(tmp_path: Path) -> None:
     engine = PoolEngine(tmp_path, "--slots", "2", "--least", "2", "--most", "2")
     engine.ready(2)
@@ -330,6 +332,7 @@ def test_a_pool_that_is_named_goes_before_the_variables(tmp_path: Path) -> None:
         engine.process.kill()
 
 
+@pytest.mark.slow
 async def test_workers_that_cannot_start_end_the_pool_with_the_reason(tmp_path: Path) -> None:
     options = ["--backend", "docker", "--options", '{"url": "unix:///nowhere"}']
     engine = PoolEngine(tmp_path, "--least", "4", "--most", "4", *options)

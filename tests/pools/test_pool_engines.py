@@ -88,6 +88,7 @@ async def gone(pool: PoolEngine, seconds: float = 60.0) -> bool:
     return not pool.workers()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_rollouts_are_played_on_workers_of_each_engine(tmp_path: Path, engine: object) -> None:
     make = engine
@@ -150,6 +151,7 @@ def variable_of(pid: int, name: str) -> str:
 ROUNDS, WORKERS, SLOTS = (20, 4, 16) if os.environ.get("LACHESIS_TESTS") == "all" else (2, 2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("victim", ["worker", "pool", "slurmd", "actor"])
 async def test_rollouts_are_played_to_their_end_whatever_is_killed(

@@ -135,6 +135,7 @@ async def test_a_pool_of_a_run_that_has_ended_is_no_reason_to_wait() -> None:
     assert published() == {}
 
 
+@pytest.mark.slow
 async def test_sandboxes_at_modal_get_what_their_profile_asks_for(tmp_path: Path, of_modal: ModalServer) -> None:
     (tmp_path / "modal_profiles.yaml").write_text(
         "profiles:\n"

@@ -17,6 +17,7 @@ from tests.support.pool_engine import pool_engine
 from tests.support.root_images import full_root
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="a worker without the folders of this machine needs a mount")
 async def test_a_worker_gets_the_image_that_a_run_has_built_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -77,6 +77,7 @@ def assert_same(mine: list[Any], theirs: list[Any]) -> None:
     assert mine == theirs
 
 
+@pytest.mark.slow
 @settings(
     max_examples=25,
     deadline=None,
@@ -504,6 +505,7 @@ async def test_too_many_layers_are_refused_by_name(parent: Any) -> None:
     assert await output(parent, "cat file") == "100\n"
 
 
+@pytest.mark.slow
 async def test_a_sandbox_that_nobody_has_used_since_its_reset_is_lent_at_once_and_lives_as_long_as_any() -> None:
     sandboxes = WarmSandboxes(create_backend("local"), 1)
     try:

@@ -65,6 +65,7 @@ def left(engine: DockerEngine) -> list[str]:
 # --- the engine ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_check_tells_what_there_is(engine: DockerEngine) -> None:
     availability = await backend_for(engine).check()
     assert availability.ok, availability

@@ -87,6 +87,7 @@ def test_of_any_output_head_and_tail_are_shown_the_rest_counted_and_the_whole_ke
         assert shown == whole
 
 
+@pytest.mark.slow
 async def test_a_flood_of_output_takes_little_memory_and_can_be_read_whole() -> None:
     async with sandbox_over("dial") as (sandbox, box, _):
         with at_most(16 << 20, "self", box.process.pid):

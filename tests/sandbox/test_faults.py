@@ -125,6 +125,7 @@ CHILDREN = {
 }
 
 
+@pytest.mark.slow
 async def test_a_time_limit_holds_for_every_kind_of_child(sandbox: Sandbox) -> None:
     """All at once: what ends one command must not touch another."""
     mark = str(uuid.uuid4().int)[:12]
@@ -596,6 +597,7 @@ async def broken_again_and_again(line: Line) -> None:
         assert await output(sandbox, "cat long") == "long", place.name
 
 
+@pytest.mark.slow
 async def test_commands_run_once_and_in_order_however_the_line_breaks(request: pytest.FixtureRequest) -> None:
     """On all lines at once, as it is mostly waiting. One of the cuts lasts 5 s."""
     with contextlib.ExitStack() as stack:

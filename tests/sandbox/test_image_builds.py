@@ -111,6 +111,7 @@ async def test_a_dockerfile_becomes_a_sandbox(build: Builder) -> None:
     assert "made" in files(image, "app")
 
 
+@pytest.mark.slow
 async def test_layers_are_used_again_until_an_input_changes(build: Builder) -> None:
     build.folder.mkdir()
     (build.folder / "a").write_text("1")
@@ -424,6 +425,7 @@ def make_bomb(path: Path) -> None:
         tar.addfile(member, zeros)
 
 
+@pytest.mark.slow
 async def test_a_full_disk_is_an_error_and_leaves_nothing(
     build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

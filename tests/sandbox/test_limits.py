@@ -304,6 +304,7 @@ def test_only_an_ordinary_user_without_groups_asks_systemd(tmp_path: Path, monke
     assert in_scope(none) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", [True, False])
 async def test_a_silent_executor_is_the_agents_doing_only_while_the_processor_limit_holds_it_back(busy: bool) -> None:
     backend = create_backend("local")

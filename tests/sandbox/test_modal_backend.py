@@ -375,6 +375,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_what_a_killed_owner_leaves_ends_or_is_reaped(server: ModalServer, client: modal.Client) -> None:
     backend = ModalBackend(client=client, app_name="killed")
     root = Path(__file__).parents[2]
@@ -401,6 +402,7 @@ async def test_what_a_killed_owner_leaves_ends_or_is_reaped(server: ModalServer,
     assert await backend.reap() == []
 
 
+@pytest.mark.slow
 def test_a_relay_whose_owner_says_nothing_ends() -> None:
     name = f"lachesis-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as executor:

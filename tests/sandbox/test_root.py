@@ -65,6 +65,7 @@ async def test_the_shell_of_a_reward_is_not_the_agents(inside: Sandbox) -> None:
     assert done.stdout == b"honest\n"
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 async def test_every_wall_holds_for_root(inside: Sandbox, backend: Backend) -> None:
     await inside.write_bytes("audit.py", AUDIT.encode())

@@ -58,6 +58,7 @@ def operations(seed: int) -> list[tuple[str, str, str]]:
     return [(chance.choice(kinds), chance.choice(PATHS), chance.choice([*PATHS, "ab"])) for _ in range(40)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_child_has_the_tree_of_its_parent(saved: Backend, seed: int) -> None:
     parent: Any = await saved.create(SandboxSpec())
@@ -171,6 +172,7 @@ def images(engine: DockerEngine) -> list[str]:
     return [name for name in names if "lachesis-checkpoint" in name]
 
 
+@pytest.mark.slow
 async def test_an_image_goes_with_the_last_that_needs_it(docker: DockerEngine) -> None:
     before = len(docker.call("GET", "/images/json?all=1"))
     parent: Any = await create_backend("docker", **docker.options).create(SandboxSpec(image=BARE_IMAGE))

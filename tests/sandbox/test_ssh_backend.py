@@ -351,6 +351,7 @@ async def test_a_wire_that_stays_cut_loses_the_sandbox_at_both_ends(engine: SshE
         await sandbox.close()
 
 
+@pytest.mark.slow
 async def test_thirty_sandboxes_share_one_connection_of_ten_sessions(engine: SshEngine) -> None:
     with engine.wire() as (wire, options):
         backend = SshBackend(**options)

@@ -65,6 +65,7 @@ async def test_what_does_not_want_to_run_does_not_wait_on_a_busy_machine(sandbox
         assert await own_time(sandbox, HANGS[name]) > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [SPIN, STARVED["many loops"]], ids=["a loop", "many loops"])
 async def test_a_sandbox_that_may_use_little_of_a_processor_does_not_wait_for_others(command: str) -> None:
     sandbox = await create_backend("local").create(SandboxSpec(cpus=0.05))

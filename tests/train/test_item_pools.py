@@ -143,6 +143,7 @@ async def test_each_draw_states_its_probability_given_what_was_known(tmp_path: P
     assert kinds["new"] == 12 and kinds["again"] > 200 and kinds["overdue"]
 
 
+@pytest.mark.slow
 @settings(UNTIMED, max_examples=some(20))
 @given(st.integers(1, 12), st.booleans(), st.integers(0, 5), st.floats(0.05, 0.9))
 def test_every_item_enters_and_none_is_starved(count: int, cycles: bool, seed: int, new_share: float) -> None:
@@ -200,6 +201,7 @@ async def flown(path: Path, ends: Sequence[int], draws: int, seed: int, **of_poo
     return [line for line in read_lines(path) if "draw" in line]
 
 
+@pytest.mark.slow
 @settings(UNTIMED, max_examples=some(20))
 @given(st.sets(st.integers(1, 150), max_size=4), st.integers(0, 1000), st.sampled_from([4, 1000]))
 def test_a_run_that_ended_anywhere_goes_on_as_if_it_had_not(ends: set[int], seed: int, most: int) -> None:
@@ -220,6 +222,7 @@ async def killed(path: Path) -> None:
         sys.stdin.readline()
 
 
+@pytest.mark.slow
 def test_a_killed_run_draws_what_one_that_was_not_killed_draws(tmp_path: Path) -> None:
     command = "import asyncio, sys, pathlib, tests.train.test_item_pools as t; asyncio.run(t.killed(pathlib.Path(%r)))"
     files = []
@@ -331,6 +334,7 @@ def test_the_rate_of_signals_is_shown_by_item_beside_its_target() -> None:
     }
 
 
+@pytest.mark.slow
 async def test_pools_raise_the_share_of_groups_with_a_signal(tmp_path: Path) -> None:
     """One item in eight is neither solved nor too hard. The figures are those of the same groups, played uniformly."""
     hard = {item_digest({"n": number}): number % 8 for number in range(64)}

@@ -239,6 +239,7 @@ async def test_a_write_ahead_log_that_is_torn_anywhere_loses_only_its_end(tmp_pa
     await outbox.close()
 
 
+@pytest.mark.slow
 async def test_content_of_settled_groups_is_deleted_and_its_pages_are_used_again(tmp_path):
     async with opening(tmp_path) as outbox:
         await register(outbox)
@@ -422,6 +423,7 @@ async def check(folder: Path, *, appended: int, delivered: int, delivered_at_mos
             assert number_of(orjson.loads(await outbox.payload(entry))) == entry.seq
 
 
+@pytest.mark.slow
 def test_kill_9_of_a_writer_loses_nothing_and_settles_nothing_twice(tmp_path):
     """Killed 30 times at random instants."""
     draw = random.Random(random.getrandbits(32))

@@ -647,6 +647,7 @@ def test_numbers_have_about_three_digits() -> None:
 # W&B.
 
 
+@pytest.mark.slow
 def test_wandb_gets_the_same_figures_and_a_resumed_run_continues_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 HAMMER = r'''
@@ -115,6 +117,7 @@ print(json.dumps(errors))
 '''
 
 
+@pytest.mark.slow
 def test_the_first_use_of_everything_cached_is_safe_with_64_threads_at_once() -> None:
     """In a process of its own, where nothing is cached yet, with many switches of threads and much garbage."""
     done = subprocess.run([sys.executable, "-c", HAMMER], cwd=ROOT, capture_output=True, text=True, timeout=300)

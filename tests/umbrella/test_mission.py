@@ -1078,6 +1078,7 @@ async def test_87_a_reward_uses_the_tools_of_its_rollout_with_and_without_await(
         assert found.summary.reward.mean == 1.0
 
 
+@pytest.mark.slow
 async def test_88_an_environment_and_a_trainer_meet_at_the_api_of_the_first_terminal(tmp_path: Path) -> None:
     """Two of the terminals are run as they are typed. Of the trainer there are its policy server, with a sampler that
     needs no torch, and its requests; in tests/train/torch/test_whole_path.py `launch_training.py` trains with both."""

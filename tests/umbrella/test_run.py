@@ -37,6 +37,7 @@ def test_a_package_that_is_not_there_is_named_with_those_that_are() -> None:
     assert done.stderr == f"no package 'veiw'; there are {', '.join(PACKAGES)}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "environment", "passed", "left_out"),
     [
@@ -83,6 +84,19 @@ def test_a_sample_of_a_table_runs_where_all_packages_do(
         assert {text for text in [*"abcde", *"012345"] if not re.search(rf"[\[-]{text}[\]-]", done.stdout)} == set()
         again = run(*command, str(module), **environment).stdout
         assert re.findall(r"::\S+", again) == re.findall(r"::\S+", done.stdout), "the same ones again"
+
+
+def test_a_seed_draws_one_in_six_of_the_slow_tests_and_the_same_ones_again(tmp_path: Path) -> None:
+    module = tmp_path / "test_hundred.py"
+    module.write_text(
+        "import pytest\n@pytest.mark.slow\n@pytest.mark.parametrize('one', range(300))\ndef test_slow(one): ...\n"
+    )
+    command = ["-m", "pytest", "-c", "pyproject.toml", "-p", "tests.conftest", "-p", "no:cacheprovider", "-vv"]
+    first, again, other = (
+        set(re.findall(r"::\S+", run(*command, str(module), LACHESIS_SAMPLE=seed).stdout)) for seed in "778"
+    )
+    assert first == again != other and all(25 <= len(drawn) <= 80 for drawn in (first, other))
+    assert "300 passed" in run(*command, str(module)).stdout, "all of them in the run of a package"
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 90), st.randoms(use_true_random=False))
@@ -162,14 +176,15 @@ MANY = """
     def test_first(value):
         with pathlib.Path(__file__).with_name("seen").open("a") as file:
             file.write("x")
-        assert not "six times"
+        assert not "every time"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "status", "said", "not_said"),
     [
-        (FAILS_ONCE, 0, ["1 failed, run once more, alone: ", f"{UNSTEADY}, failed once and passed alone"], []),
+        (FAILS_ONCE, 0, ["1 failed run once more, alone: ", f"{UNSTEADY}, failed once and passed alone"], []),
         (FAILS_IN_TEARDOWN_ONCE, 0, ["at the end", f"{UNSTEADY}, failed once and passed alone"], []),
         (FAILS, 1, ["E       AssertionError: assert not 'each time'", f"failed twice: {FIRST}"], ["unsteady"]),
         (
@@ -178,7 +193,7 @@ MANY = """
             [f"failed twice: {FIRST}", "unsteady: test_first.py::test_second, failed once and passed alone"],
             [],
         ),
-        (MANY, 1, ["6 failed, 1 passed"], ["once more", "unsteady"]),
+        (MANY, 1, ["6 failed, 1 passed", "6 failed, the first 5 run once more, alone: "], ["unsteady"]),
         (IS_MISSING, 1, ["No module named 'no_such_module'"], ["unsteady"]),
     ],
     ids=["once", "once in teardown", "twice", "one of each", "many", "no module"],
@@ -208,4 +223,4 @@ def test_a_few_that_failed_run_once_more_alone_and_the_unsteady_ones_are_named(
     assert not [part for part in not_said if part in done.stdout]
     assert "test_other" not in done.stdout.partition("run once more, alone")[2], "only what failed runs again"
     if text == MANY:
-        assert (tmp_path / "seen").read_text() == "x" * 6, "each ran once"
+        assert (tmp_path / "seen").read_text() == "x" * 11, "five ran twice"

@@ -184,6 +184,7 @@ def test_the_templates_of_issues_are_forms() -> None:
         assert all(each["attributes"]["label"] for each in fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROJECTS)
 def test_a_wheel_has_every_file_of_its_package_and_no_other(wheels: dict[str, Path], name: str) -> None:
     folder = imported(name)
@@ -276,6 +277,7 @@ def test_an_old_path_can_be_the_first_import_of_a_process(python: Path, tmp_path
     assert run(python, "-c", program, cwd=tmp_path).strip() == "left out"
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_demo_runs_beside_packages_of_the_same_names_and_ends_on_a_success(python: Path, folder: Path) -> None:
     assert run(python.with_name("lachesis"), "--version", cwd=folder).startswith("lachesis ")

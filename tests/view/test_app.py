@@ -257,6 +257,7 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "javascript:x", HOSTILE: "da
 MARKUP = re.compile(r'<script>|<img src=x|<b>bold|<!--|\b(href|src|action)="(?!/|#|data:,")')
 
 
+@pytest.mark.slow
 async def test_no_part_of_a_record_is_markup_breaks_a_page_or_hides_a_group(tmp_path: Path) -> None:
     odd = itertools.cycle(ODD)
     wrong = [

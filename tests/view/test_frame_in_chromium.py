@@ -212,6 +212,7 @@ async def test_names_of_any_length_and_shape_fit_a_phone(tmp_path: Path) -> None
         await page.until("document.querySelector('.stage .bad')?.textContent.includes('cannot be read')")
 
 
+@pytest.mark.slow
 async def test_runs_are_compared_and_pages_fit_a_phone_in_the_dark(played: Path, tmp_path: Path) -> None:
     root = tmp_path / "runs"
     for name, size in (("one", 2), ("two", 4)):

@@ -384,6 +384,7 @@ def all_of(index: Index) -> Any:
     return repr((rows, runs, groups, found, index.unread, curves(index, [run["name"] for run in runs], "step")))
 
 
+@pytest.mark.slow
 @settings(max_examples=some(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_happens_to_files_an_index_says_what_a_new_one_says(played: Path, data: st.DataObject) -> None:

@@ -213,6 +213,7 @@ def test_a_report_that_is_written_again_is_that_of_the_run_with_what_has_no_scor
     assert report.read_text() == of_the_run
 
 
+@pytest.mark.slow
 def test_a_report_needs_no_memory_for_a_long_file(tmp_path: Path, group: Any, capsys: Any) -> None:
     tracemalloc.start()
     peaks = []

@@ -162,6 +162,7 @@ def test_the_report_and_the_list_have_groups_of_trees(folder: Path, group: dict[
     index.close()
 
 
+@pytest.mark.slow
 @needs_chromium
 async def test_a_part_is_read_by_a_click_and_the_drawing_scrolls_in_its_card(
     folder: Path, group: dict[str, Any]

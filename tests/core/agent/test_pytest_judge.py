@@ -465,6 +465,7 @@ async def test_what_the_environment_has_to_correct_is_never_a_score(judge: Judge
         await judge({"shop.py": SOLUTION}, **{"tests": {TEST_PATH: TESTS}, "expect": IDS, **options})
 
 
+@pytest.mark.slow
 async def test_an_agent_that_breaks_the_run_is_scored(judge: Judge) -> None:
     found = await judge({"shop.py": "raise SystemExit(0)"}, tests={TEST_PATH: TESTS}, expect=IDS)
     assert found.fraction == 0.0 and {verdict.outcome for verdict in found.tests.values()} == {"missing"}

@@ -63,6 +63,7 @@ def loop_of(world: Stack, **more: Any) -> HermesAgentLoop:
     return HermesAgentLoop(world.tokens.for_rollout(), TOOLS, **settings)
 
 
+@pytest.mark.slow
 def test_rollouts_of_a_misbehaving_model_are_exact() -> None:
     """Malformed turns are sampled again, calls renamed, turns rolled back, ephemeral messages shown: all is kept."""
     with asyncio.Runner() as runner:
@@ -222,6 +223,7 @@ class _All:
         return {}
 
 
+@pytest.mark.slow
 async def test_the_begun_part_of_a_completion_that_fails_is_counted() -> None:
     """Its tokens were sampled, and are in no message: the rollout that is played again reports them as lost."""
     faults = {"aborted": [0], "unavailable": range(1, 99)}

@@ -317,6 +317,7 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 async def test_the_turns_before_a_fork_are_in_a_sample_as_long_as_any_way_has_a_score(
     tmp_path: Path, seed: int

@@ -41,6 +41,7 @@ def in_thread(policy: Callable[[Ask], str], folder: Path) -> Iterator[FakeServer
         loop.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_ends_within_a_tree_is_continued_without_loss(tmp_path: Path, number: signal.Signals) -> None:
     late = threading.Semaphore(0)

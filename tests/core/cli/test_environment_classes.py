@@ -31,6 +31,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_atropos_is_imported_for_a_file_that_imports_it_and_for_no_other(kind: str, tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order",
     ["atroposlib last", *(pytest.param(name, marks=pytest.mark.long) for name in ORDERS if name != "atroposlib last")],
@@ -190,6 +191,7 @@ print(issubclass(HermesAgentBaseEnv, sys.modules["{MODULE}"].BaseEnv))
 """
 
 
+@pytest.mark.slow
 def test_a_thread_may_be_importing_atropos() -> None:
     done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, timeout=120)
     assert done.stdout == "True\n", done.stderr

@@ -239,6 +239,7 @@ async def test_a_reward_that_hangs_ends_at_its_limit_and_holds_nobody_up(tmp_pat
     assert time.monotonic() - began < 200, "nobody waits for the thread"
 
 
+@pytest.mark.slow
 async def test_a_late_reward_on_an_overloaded_machine_is_no_score(tmp_path: Path) -> None:
     class Works(SortWords):
         def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:  # type: ignore[override]

@@ -397,6 +397,7 @@ async def test_a_trainer_gets_every_rollout_of_a_group_that_dodges_by_content(
     assert [sorted(group["scores"]) for group in trainer.groups] == [[0.0] * 4 + [1.0]] * len(kinds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["json", pytest.param("with the item", marks=pytest.mark.long)])
 async def test_junk_of_every_rollout_from_some_step_on_is_scored(tmp_path: Path, kind: str) -> None:
     class Converges(Parses):

@@ -158,6 +158,7 @@ async def test_the_mean_of_a_dishonest_policy_is_its_true_mean(tmp_path: Path, c
     assert not ran.failed
 
 
+@pytest.mark.slow
 async def test_a_trainer_gets_every_rollout_of_a_dishonest_policy_with_its_true_score(
     tmp_path: Path, run_api: StockRunApi
 ) -> None:
@@ -204,6 +205,7 @@ async def test_agents_that_break_their_place_stop_no_run(tmp_path: Path) -> None
         assert ran.left_to_agents == (6 if name == "out" else 0)
 
 
+@pytest.mark.slow
 async def test_a_timeout_is_scored_as_the_settings_say_with_what_stands_in_the_sandbox(tmp_path: Path) -> None:
     class Half(SortWords):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:

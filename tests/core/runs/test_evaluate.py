@@ -350,6 +350,7 @@ async def test_several_samples_of_an_item_are_sampled_at_the_agents_temperature_
     assert said in console and bool(said) == ("--env.eval_temperature sets it" in console)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, pytest.param(50, marks=pytest.mark.long)])
 def test_after_kill_9_at_random_moments_the_table_is_that_of_an_uninterrupted_run(tmp_path: Path, kills: int) -> None:
     items, samples = 10 + kills, 3

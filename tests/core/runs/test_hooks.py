@@ -176,6 +176,7 @@ def test_the_name_of_an_environment_leads_to_no_folder_elsewhere(
     assert [path.name for path in tmp_path.iterdir()] == ["here"] and not [*(tmp_path / "here").iterdir()]
 
 
+@pytest.mark.slow
 async def test_a_run_that_python_code_starts_leads_to_no_folder_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

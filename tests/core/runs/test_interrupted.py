@@ -65,6 +65,7 @@ def ended(run: subprocess.Popen[str]) -> tuple[int, str]:
     return run.returncode, output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "verb"),
     [

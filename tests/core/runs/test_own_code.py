@@ -155,6 +155,7 @@ def test_what_is_installed_is_no_code() -> None:
     assert set(code.files) == {"words.py", "scoring.py", "parts/__init__.py", "parts/exact.py", "parts/lower.py"}
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", ["process", "eval"])
 def test_edited_code_gets_a_new_folder_and_the_line_says_how_to_continue_the_old_one(
@@ -186,6 +187,7 @@ def test_edited_code_gets_a_new_folder_and_the_line_says_how_to_continue_the_old
         assert len(json.loads(Path("data/words-3/groups.run.json").read_bytes())["earlier_code"]) == 1
 
 
+@pytest.mark.slow
 def test_a_folder_that_was_named_is_refused_with_both_ways_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert play("-o", "out") == 0
     edit("scoring.py", "1.0", "0.5")
@@ -200,6 +202,7 @@ def test_a_folder_that_was_named_is_refused_with_both_ways_out(capsys: pytest.Ca
     assert scores("out") == [1.0, 1.0, 0.5]
 
 
+@pytest.mark.slow
 def test_another_file_with_the_same_name_continues_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert play() == 0
     Path("other.py").write_text(MODULE.replace("weight() *", "0.5 * weight() *"))
@@ -245,6 +248,7 @@ def test_a_run_without_a_finished_group_is_begun_anew_in_its_folder() -> None:
     assert scores("data/words") == [1.0, 1.0] and not Path("data/words-2").exists()
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_version_is_continued() -> None:
     assert play() == 0
     manifest = Path("data/words/groups.run.json")

@@ -258,6 +258,7 @@ class Stops(HermesAgentBaseEnv):
 """
 
 
+@pytest.mark.slow
 def test_time_in_which_a_run_is_stopped_is_nobodys(tmp_path: Path) -> None:
     """A queue that suspends a job, or a paused container, made timeouts of agents, and scores, of all rollouts."""
     (tmp_path / "stops.py").write_text(STOPS)

@@ -241,6 +241,7 @@ async def test_failure_is_not_zero_a_wrong_group_reward_leaves_the_whole_group_o
     assert sandboxes() == set()
 
 
+@pytest.mark.slow
 async def test_a_group_reward_that_hangs_ends_at_its_limit_and_releases_everything(tmp_path: Path) -> None:
     class Hangs(SortWords):
         async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:

@@ -474,6 +474,7 @@ class GuessingPolicy:
         return as_reply(ask, "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in calls))
 
 
+@pytest.mark.slow
 async def test_samples_of_rollouts_that_a_tool_ended_are_exact_and_every_export_has_them(
     tmp_path: Path, log: list[str]
 ) -> None:

@@ -474,6 +474,7 @@ async def test_when_no_group_is_sent_any_more_a_line_says_so_and_why(tmp_path, r
     assert all("the trainer waits" in line and "env.ensure_scores_are_not_same" in line for line in said)
 
 
+@pytest.mark.slow
 async def test_broken_infrastructure_costs_no_item(tmp_path, run_api):
     down, tries = True, Counter()
 

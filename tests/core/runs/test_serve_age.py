@@ -14,6 +14,7 @@ from contextlib import closing
 from typing import Any
 
 import orjson
+import pytest
 from rich.console import Console
 
 from lachesis.settings.server_settings import ServerConfig
@@ -237,6 +238,7 @@ class Tailed(Counted):
         return random.random()
 
 
+@pytest.mark.slow
 async def test_under_faults_tails_and_new_weights_every_group_arrives_within_the_cap(tmp_path, run_api):
     """5 % of the requests fail, one item in twelve makes the trainer wait, and the weights change all the time."""
     fake_tokenizer().save_pretrained(tmp_path / "tokenizer")

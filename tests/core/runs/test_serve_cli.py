@@ -158,6 +158,7 @@ def _alive(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 async def test_kill_9_during_200_rollouts_loses_and_doubles_no_group(tmp_path: Path, tokenizer: Path) -> None:
     items = 100
     async with StockRunApi() as api, FakeServer(sometimes_a_tool, vary=True, latency=(0.0, 0.2)) as model:
@@ -186,6 +187,7 @@ async def test_kill_9_during_200_rollouts_loses_and_doubles_no_group(tmp_path: P
     check_arrived(trainer, finished(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("settings", "told"),
@@ -218,6 +220,7 @@ async def test_an_api_that_agents_could_reset_is_told(
         assert (api.state.instance != before) == told
 
 
+@pytest.mark.slow
 async def test_signals_and_a_start_with_other_settings(tmp_path: Path, tokenizer: Path, run_api: StockRunApi) -> None:
     async with run_api.wiped() as api, FakeServer(ToolUser(), latency=60.0) as model, trainer_at(api):
         flags = arguments(api.url, tmp_path, model.base_url, tokenizer, grace_period=600)
@@ -402,6 +405,7 @@ async def test_evaluation_never_takes_all_items(tmp_path: Path, tokenizer: Path,
             await env.env_manager()
 
 
+@pytest.mark.slow
 async def test_a_model_server_that_is_away_costs_time_and_no_item(
     tmp_path: Path, tokenizer: Path, run_api: StockRunApi
 ) -> None:

@@ -22,6 +22,7 @@ from tests.support.training_runs import proven, serving, trained, with_tokens
 __all__ = ["run_api"]
 
 
+@pytest.mark.slow
 @pytest.mark.model
 async def test_process_has_the_tokens_of_a_model_that_runs_here_unless_it_is_asked_as_a_chat(tmp_path: Path) -> None:
     for engine, count in (("auto", 1), ("chat", 0)):
@@ -87,6 +88,7 @@ async def test_serve_sends_what_a_server_recorded(tmp_path: Path, run_api: Stock
     assert spans > len(samples), "rollouts of several turns"
 
 
+@pytest.mark.slow
 async def test_serve_says_when_the_model_unlearns_the_form_of_its_calls(tmp_path: Path, run_api: StockRunApi) -> None:
     """The calls run as they always did; that ever more of them had to be repaired is told once, and sent along."""
     asked = itertools.count()

@@ -92,6 +92,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     wandb.teardown()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("offline")
 async def test_process_and_evaluate_log_the_names_of_the_field(tmp_path: Path) -> None:
     async with ScriptedServer(sorts) as server:
@@ -242,6 +243,7 @@ Lonely.cli()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("killed_at", [3, 6])
 def test_a_run_outlives_the_process_of_w_and_b(tmp_path: Path, killed_at: int) -> None:
@@ -258,6 +260,7 @@ def test_a_run_outlives_the_process_of_w_and_b(tmp_path: Path, killed_at: int) -
     assert output.count("the run goes on without it") == 1 and "Traceback" not in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True])
 def test_a_run_outlives_a_process_of_w_and_b_that_stands_still(tmp_path: Path, own: bool) -> None:
     """`own`: the environment calls W&B by itself, in the event loop."""

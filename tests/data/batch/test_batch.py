@@ -232,6 +232,7 @@ def test_all_flags_of_the_removed_runner_are_taken_or_refused_by_name(tmp_path: 
 # Kills and resumes.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_kills_at_any_moment_lose_and_double_nothing(tmp_path: Path, kills: int) -> None:
     """The first kill comes while the run starts, the second while it plays."""
@@ -316,6 +317,7 @@ def test_a_start_knows_what_is_done_in_another_order_with_more_rows_and_more_sam
     assert Counter(entry["conversations"][1]["value"] for entry in entries(tmp_path / "run"))["prompt 0"] == 4
 
 
+@pytest.mark.slow
 def test_a_sample_that_failed_is_played_again_and_counted_once_whatever_becomes_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -679,6 +681,7 @@ print(at)
 """
 
 
+@pytest.mark.slow
 def test_a_merge_that_is_killed_anywhere_leaves_a_merged_run_and_hinders_no_later_one(tmp_path: Path) -> None:
     source, run = write_rows(tmp_path / "rows.jsonl", ROWS[:4]), tmp_path / "run"
     with served(thinks) as server:
@@ -844,6 +847,7 @@ def test_nulls_that_a_column_adds_to_messages_are_not_sent(tmp_path: Path) -> No
     assert calls == [{"x": 1}, {"y": 2}]
 
 
+@pytest.mark.slow
 def test_long_prompts_lone_surrogates_and_binary_output_are_written_and_read_again(tmp_path: Path) -> None:
     def policy(request: dict[str, Any]) -> Any:
         if request["messages"][-1]["role"] == "user" and "binary" in request["messages"][-1]["content"]:

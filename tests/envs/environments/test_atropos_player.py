@@ -486,6 +486,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("command", [["play", "old_env.py", "evaluate"], ["eval", "old_env.py"]])
 def test_the_evaluation_of_a_file_that_knows_atropos_only_is_printed_and_written(

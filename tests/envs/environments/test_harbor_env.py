@@ -369,6 +369,7 @@ async def test_reward_json_is_read_first(tmp_path: Path, played: Played) -> None
 RUN_OF_THE_AGENT = "#!/bin/bash\npython3 answer.py > /dev/null\necho 0 > /logs/verifier/reward.txt\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attack", "cause"),
     [
@@ -493,6 +494,7 @@ def test_a_sound_task_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"0/{len(chosen)}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGTERM, signal.SIGINT))],

@@ -150,6 +150,7 @@ python = "PYTHONPATH=.:/opt/pytest python3 -B"
 """
 
 
+@pytest.mark.slow
 def test_the_judge_judges_the_kept_sources_again(tmp_path: Path, python_image: Path) -> None:
     hidden = "from calc import twice\n\n\ndef test_twice():\n    assert twice(3) == 6\n"
     solution = "#!/bin/bash\nprintf 'def twice(n):\\n    return n + n\\n' > calc.py\n"

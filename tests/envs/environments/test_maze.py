@@ -176,6 +176,7 @@ class Walker:
         return f"<tool_call>\n{json.dumps({'name': 'go', 'arguments': {'door': door}})}\n</tool_call>"
 
 
+@pytest.mark.slow
 async def test_random_walks_fail(tmp_path: Path) -> None:
     settings = {"group_size": 8, "total_steps": 8, "enabled_toolsets": ["maze"]}
     found = await played(MazeEnv, tmp_path, Walker(0.0), fake={"vary": True}, **settings)

@@ -90,6 +90,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_long_completion_at_the_end_of_its_time_is_the_programs_own(tmp_path: Path, way: str) -> None:
     rollout = await played(tmp_path, asks(WAYS[way]), rollout_timeout=4.0)
@@ -97,6 +98,7 @@ async def test_a_long_completion_at_the_end_of_its_time_is_the_programs_own(tmp_
     assert rollout["seconds_own"] > rollout["seconds_waiting"]
 
 
+@pytest.mark.slow
 async def test_a_server_that_hangs_at_the_end_of_its_time_is_no_score(tmp_path: Path) -> None:
     rollout = await played(tmp_path, asks("ask('wait 60')"), rollout_timeout=4.0)
     assert (rollout["outcome"], rollout["reward"]) == ("infra_error", None)

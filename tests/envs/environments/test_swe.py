@@ -225,6 +225,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python_image: Path) -> 
     return ["--image", str(python_image), "--workdir", "/workspace"]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_make_a_sound_task_of_ones_own(
     own: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

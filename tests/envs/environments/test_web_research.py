@@ -34,6 +34,7 @@ def test_the_world_of_a_seed_is_always_the_same_and_its_answers_are_on_its_pages
             assert f" {following}." in by_url[address(name)].text
 
 
+@pytest.mark.slow
 async def test_the_reference_policy_solves_every_question_and_calls_give_the_same_results_again(tmp_path: Path) -> None:
     held_out = len(environment(tmp_path, dataset_seed=5).held_out)
     count = len(list(questions(world(5)))) - held_out

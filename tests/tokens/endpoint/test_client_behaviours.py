@@ -24,6 +24,7 @@ PARTS = [range(20), *(pytest.param(range(start, start + 20), marks=pytest.mark.l
 PROMPTS = PromptBuilder(fake_tokenizer())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", PARTS, ids=str)
 async def test_whatever_clients_do_every_sampled_token_is_trained_once_after_its_prompt(seeds: range) -> None:
     done: Counter[str] = Counter()

@@ -197,6 +197,7 @@ async def test_a_conversation_that_breaks_the_rules_of_a_format_is_left_out_with
         assert len(assert_exact(world, client.recording.history())) == 1
 
 
+@pytest.mark.slow
 async def test_a_conversation_of_several_megabytes_is_answered() -> None:
     prompts = PromptBuilder(fake_tokenizer())
     async with stack(prompts.tokenizer, prompts=prompts, context_length=10**7) as world, opened(world) as client:

@@ -65,6 +65,7 @@ async def test_it_starts_in_seconds_answers_and_leaves_nothing():
     await embedded.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.model
 async def test_without_the_prompt_cache_a_seed_makes_it_repeat_itself():
     embedded = EmbeddedServer(context=1024, parallel=2, prompt_cache=False)

@@ -280,6 +280,7 @@ class TestWithoutProgress:
 
 
 class TestUnbiased:
+    @pytest.mark.slow
     async def test_the_lengths_are_those_without_interrupts(self) -> None:
         """400 completions of 24 tokens in the mean, aborted every 16 tokens in the mean, with fixed seeds."""
 
@@ -293,6 +294,7 @@ class TestUnbiased:
         assert sum(interrupted) / 400 == pytest.approx(sum(undisturbed) / 400, rel=0.15)
         assert distance(undisturbed, interrupted) < 1.63 * (2 / 400) ** 0.5  # Kolmogorov-Smirnov, 1 %
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("kind", "mode"), [("vllm", "abort"), ("vllm-generate", "keep")])
     async def test_each_token_has_the_version_and_the_logprob_of_the_policy_that_sampled_it(
         self, kind: str, mode: str

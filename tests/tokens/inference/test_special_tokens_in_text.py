@@ -125,6 +125,7 @@ def prompts(builder: PromptBuilder, said: str, *, call_said: str = "x", offered:
     return [prompt.prefix.ids for prompt in made]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("name", [*NAMES, "bytes", "blank", "unigram"])
 @FEW

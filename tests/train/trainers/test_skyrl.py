@@ -177,6 +177,7 @@ class Spoilt(Cases):
         return None if len(self.attempts) == 3 else 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["plain", "discarded", "sub_agent"])
 async def test_the_tokens_of_attempts_that_others_replaced_are_counted(case: str) -> None:
     weights = Weights()

@@ -87,6 +87,7 @@ def test_a_run_goes_on(first: Path, verb: str) -> None:
     assert (folder / name).read_bytes().startswith(before)
 
 
+@pytest.mark.slow
 def test_a_run_with_tokens_and_a_batch_go_on(first: Path) -> None:
     runs = {run: finished(first / "data" / run) for run in ("tokens", "batch")}
     with (first / "prompts.jsonl").open("a", encoding="utf-8") as rows:
