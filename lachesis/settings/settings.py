@@ -44,7 +44,7 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
             values = {name: value for name, value in values.items() if name not in unknown}
         super().__init__(**values)
 
-    # What is played.
+    # What is run.
     total_steps: Annotated[int, HOW] = Field(
         default=1000,
         ge=-1,

@@ -127,11 +127,11 @@ class MazeEnv(DrawnItems):
     def reference_policy(self) -> Policy:
         """Takes the door of the colour that the task names."""
 
-        def play(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+        def policy(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
             task = next(str(message["content"]) for message in messages if message["role"] == "user")
             colour = task.split()[2]
             doors = doors_of(str(messages[-1]["content"]))
             door = next(room for room, seen in doors.items() if seen == colour)
             return Message("assistant", tool_calls=(ToolCall("call_1", "go", json.dumps({"door": door})),))
 
-        return play
+        return policy

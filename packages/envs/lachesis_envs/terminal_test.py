@@ -55,11 +55,11 @@ class TerminalTestEnv(HermesAgentBaseEnv):
         """Writes the file with one call of `write_file`."""
         items = {self.format_prompt(item): item for item in (*TRAIN_ITEMS, *EVAL_ITEMS)}
 
-        def play(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+        def policy(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
             if messages[-1]["role"] == "tool":
                 return Message("assistant", "Done.")
             item = items[next(message["content"] for message in messages if message["role"] == "user")]
             arguments = json.dumps({"path": item["path"], "content": item["content"] + "\n"})
             return Message("assistant", tool_calls=(ToolCall("call_1", "write_file", arguments),))
 
-        return play
+        return policy

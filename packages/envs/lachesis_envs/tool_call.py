@@ -173,12 +173,12 @@ class ToolCallEnv(DrawnItems):
     def reference_policy(self) -> Policy:
         """Makes the call."""
 
-        def play(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+        def policy(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
             name, a, _, b = str(messages[-1]["content"]).split()
             arguments = json.dumps({"a": int(a), "b": int(b)})
             return Message("assistant", tool_calls=(ToolCall("call_1", name, arguments),))
 
-        return play
+        return policy
 
 
 NOTHING = Reward(0.0, {"call": 0.0, "tool": 0.0, "arguments": 0.0})
@@ -232,10 +232,10 @@ class ToolResultEnv(DrawnItems):
     def reference_policy(self) -> Policy:
         """Looks the part up and says what it read."""
 
-        def play(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+        def policy(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
             if messages[-1]["role"] == "tool":
                 return Message("assistant", str(messages[-1]["content"]))
             part = str(messages[-1]["content"]).split()[4]
             return Message("assistant", tool_calls=(ToolCall("call_1", "look_up", json.dumps({"part": part})),))
 
-        return play
+        return policy

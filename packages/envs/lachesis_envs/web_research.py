@@ -192,7 +192,7 @@ class WebResearchEnv(HermesAgentBaseEnv):
             if chain[0] in self.facts[name]
         }
 
-        def play(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+        def policy(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
             asked = next(message["content"] for message in messages if message["role"] == "user")
             name, chain = chains[asked.partition("\n")[0]]
             results = [json.loads(message["content"]) for message in messages if message["role"] == "tool"]
@@ -208,7 +208,7 @@ class WebResearchEnv(HermesAgentBaseEnv):
             found = {row["title"]: row["url"] for row in results[-1]["data"]["web"]}
             return _call("web_extract", {"urls": [found[name]]})
 
-        return play
+        return policy
 
 
 def _call(tool: str, arguments: Mapping[str, Any]) -> Message:

@@ -123,7 +123,7 @@ class BrowserTasksEnv(HermesAgentBaseEnv):
     def reference_policy(self) -> Policy:
         """Takes a snapshot before each step, and finds the element there."""
 
-        def play(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+        def policy(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
             asked = next(message["content"] for message in messages if message["role"] == "user")
             prompt, _, place = asked.rpartition("\n\n")
             results = [message["content"] for message in messages if message["role"] == "tool"]
@@ -140,7 +140,7 @@ class BrowserTasksEnv(HermesAgentBaseEnv):
             assert shown is not None, f"no {role} {name!r} in {results[-1]}"
             return _call(action, ref=f"@{shown[1]}", **dict(zip(("text",), text, strict=False)))
 
-        return play
+        return policy
 
 
 def _call(tool: str, **arguments: str) -> Message:

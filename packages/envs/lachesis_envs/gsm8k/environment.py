@@ -135,13 +135,13 @@ class GSM8kAgentEnv(HermesAgentBaseEnv):
     def reference_policy(self) -> Policy:
         """Replays the worked solutions of the dataset: a check of the whole path, not a model."""
 
-        def play(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+        def policy(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
             question = next((message["content"] for message in messages if message["role"] == "user"), "")
             item = self.asked.get(question)
             known = {question: worked_solution(item)} if item else {}
             return WorkedSolutionPolicy(known)(messages, tools)
 
-        return play
+        return policy
 
 
 def worked_solution(item: Mapping[str, str]) -> WorkedSolution:

@@ -169,10 +169,10 @@ class HarborEnv(HermesAgentBaseEnv):
     def reference_policy(self) -> Policy:
         """Answers without doing anything: what plays is the setting `agent`."""
 
-        def play(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+        def policy(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
             return Message("assistant", "Done.")
 
-        return play
+        return policy
 
     async def places(self, task: Task) -> Places:
         """The sandboxes of a task, made ready once for all of its rollouts. Raises `Invalid`."""

@@ -115,12 +115,12 @@ class ReasoningGymEnv(HermesAgentBaseEnv):
     def reference_policy(self) -> Policy:
         """Gives the generator's own answer: a check of the whole path, not a model."""
 
-        def play(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+        def policy(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
             question = next((message["content"] for message in messages if message["role"] == "user"), "")
             answer = self.answers.get(question)
             return Message("assistant", content="I do not know." if answer is None else f"<answer>{answer}</answer>")
 
-        return play
+        return policy
 
 
 def final_answer(text: str) -> str | None:

@@ -55,7 +55,7 @@ class HermesSweEnv(HarborEnv):
     def reference_policy(self) -> Policy:
         """Knows the solution: reads each file that it changes, edits it, runs the tests that are there, and ends."""
 
-        def play(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+        def policy(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
             prompt = next(message["content"] for message in messages if message["role"] == "user")
             task = next(task for task in self.tasks.values() if task.steps[0].instruction == prompt)
             done = sum(message["role"] == "assistant" for message in messages)
@@ -65,7 +65,7 @@ class HermesSweEnv(HarborEnv):
             name, arguments = calls[done]
             return Message("assistant", tool_calls=(ToolCall(f"call_{done}", name, json.dumps(arguments)),))
 
-        return play
+        return policy
 
 
 def built_fixes() -> list[Path]:
