@@ -110,7 +110,7 @@ class DoorEnv(HermesAgentBaseEnv):
 
     @abstractmethod
     def opened(self, item: Any, tools: ToolSession) -> AbstractAsyncContextManager[DoorSession]:
-        """A new session that plays `item`. `tools` has the sandbox of the rollout."""
+        """A new session for `item`. `tools` has the sandbox of the rollout."""
 
     async def setup(self) -> None:
         self._number = 0
@@ -121,7 +121,7 @@ class DoorEnv(HermesAgentBaseEnv):
             return None
         self._number += 1
         item, tools = found
-        # With the item, for those who play it in another process.
+        # With the item, for those who run it in another process.
         return {"item": item, "tools": list(tools)}
 
     def tools_for(self, item: Any) -> list[Tool]:

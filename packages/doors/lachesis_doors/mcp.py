@@ -1,4 +1,4 @@
-"""The door of MCP: tasks from a file, played with the tools of MCP servers.
+"""The door of MCP: tasks from a file, run with the tools of MCP servers.
 
 mcp:TASKS.jsonl?command=mcp-server-git      a server in the sandbox of each rollout
 mcp:TASKS.jsonl?url=https://...             a server somewhere else

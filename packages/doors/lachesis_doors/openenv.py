@@ -110,9 +110,9 @@ class OpenEnvEnv(DoorEnv):
             if (left := end - time.monotonic()) <= 0:
                 raise GuestLost(
                     f"openenv {self.url}: the server had no place for another episode in the time of setup_timeout. "
-                    "Next step: raise its max_concurrent_envs, or play fewer rollouts at once"
+                    "Next step: raise its max_concurrent_envs, or run fewer rollouts at once"
                 )
-            await asyncio.sleep(min(pause, left))  # the server plays as many episodes at once as its class says
+            await asyncio.sleep(min(pause, left))  # the server runs as many episodes at once as its class says
             pause = min(5.0, 2 * pause)
 
 

@@ -1,4 +1,4 @@
-"""Doors to packages of Python: a process of an interpreter that has the package plays the environments."""
+"""Doors to packages of Python: a process of an interpreter that has the package runs the environments."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from lachesis_tools import ToolSession
 
 @dataclass(frozen=True)
 class Package:
-    """What plays the environments of a scheme."""
+    """What runs the environments of a scheme."""
 
     module: str
-    """Found in the interpreter that plays them."""
+    """Found in the interpreter that runs them."""
     install: str
     """For pip."""
 
@@ -40,7 +40,7 @@ PACKAGES: Final = {
 
 
 def interpreter(scheme: str, package: Package) -> str:
-    """The interpreter that plays a scheme: this one if it has the package, else that of the folder of the doors.
+    """The interpreter that runs a scheme: this one if it has the package, else that of the folder of the doors.
 
     The folder is `~/.cache/lachesis/doors`, or what `LACHESIS_DOORS` says.
 
@@ -59,7 +59,7 @@ def interpreter(scheme: str, package: Package) -> str:
 
 
 class ProcessEnv(DoorEnv):
-    """An environment of a package of Python, played in a process of its own.
+    """An environment of a package of Python, run in a process of its own.
 
     A door of another package has a subclass with `package` and `script`, and names `SUBCLASS.at` as an entry point in
     the group `lachesis.schemes`.
@@ -113,7 +113,7 @@ class ProcessEnv(DoorEnv):
         except TimeoutError:
             raise GuestLost(
                 f"{self._guest.name}: it holds {self._guest.about['sessions']} sessions at once, and none ended "
-                "in the time of setup_timeout. Next step: raise setup_timeout, or play fewer rollouts at once"
+                "in the time of setup_timeout. Next step: raise setup_timeout, or run fewer rollouts at once"
             ) from None
         try:
             yield

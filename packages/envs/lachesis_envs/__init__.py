@@ -1,1 +1,1 @@
-"""Environments that are played by name. The scripts in the top-level folder `environments/` start them."""
+"""Environments that are run by name. The scripts in the top-level folder `environments/` start them."""

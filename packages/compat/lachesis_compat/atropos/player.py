@@ -1,4 +1,4 @@
-"""Environments written for Atropos' `BaseEnv`, unmodified, played by our runs.
+"""Environments written for Atropos' `BaseEnv`, unmodified, in our runs.
 
 The environment's own methods decide what is asked, scored and evaluated. Its `self.server` records, and the tokens of
 its groups are the recorded ones; see `lachesis_compat.collecting`.
@@ -60,7 +60,7 @@ _OF_THE_LOOP = (
 
 
 class PlayerConfig(HermesAgentEnvConfig):
-    """The settings of a run that plays an environment of Atropos; the environment's own settings are added."""
+    """The settings of a run with an environment of Atropos; the environment's own settings are added."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
 
@@ -243,7 +243,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
     # Items.
 
     async def get_next_item(self) -> Any:
-        """An item of the backlog, else the environment's next one. While items that may add to the backlog are played,
+        """An item of the backlog, else the environment's next one. While items that may add to the backlog are run,
         an environment without further items is waited with."""
         while True:
             if self.stock.backlog:
@@ -366,7 +366,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
         if self._outside:
             own_groups.tell(self, f"{counted(self._outside, 'token')} sampled outside of items, in no group")
         if left := len(self.stock.backlog):
-            own_groups.tell(self, f"{counted(left, 'item')} of the backlog not played")
+            own_groups.tell(self, f"{counted(left, 'item')} of the backlog not run")
 
     def _say(self, line: str) -> None:
         Console(emoji=False).print(line, markup=False, highlight=False, soft_wrap=True)
@@ -393,7 +393,7 @@ class OpaqueItem:
 
 
 def player_for(stock_cls: Any) -> type[AtroposPlayer]:
-    """A class of our own that plays environments of an Atropos class.
+    """A class of our own that runs environments of an Atropos class.
 
     Raises:
         SettingsError: it is not a subclass of `BaseEnv`.
@@ -453,7 +453,7 @@ async def _no_evaluate(*_: Any, **__: Any) -> None:
 
 
 def _check_methods(stock_cls: Any) -> None:
-    """Raises SettingsError where an environment lacks a method without which none can be played."""
+    """Raises SettingsError where an environment lacks a method without which none can run."""
     needed = {"setup": "setup", "get_next_item": "get_next_item"}
     if not _has(stock_cls, "collect_trajectories"):
         needed["collect_trajectory"] = "collect_trajectory (or collect_trajectories)"

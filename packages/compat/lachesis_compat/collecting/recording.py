@@ -58,7 +58,7 @@ class ItemRecording:
 
     completions: list[RecordedCompletion] = field(default_factory=list)
     rollouts: dict[str, Rollout] = field(default_factory=dict)
-    """Rollouts that our own loop played meanwhile, by id."""
+    """Rollouts that our own loop ran meanwhile, by id."""
     error: Exception | None = None
     """The first failure of a model server that a request met, whatever the environment made of it."""
     closed: bool = False

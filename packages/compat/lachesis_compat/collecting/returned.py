@@ -34,7 +34,7 @@ class ReturnedSample:
     carried: Mapping[str, Any] = field(default_factory=dict)
     """Its entries of `OF_SAMPLES`."""
     rollout_id: str | None = None
-    """Of the rollout that it is, where our own loop played it."""
+    """Of the rollout that it is, where our own loop ran it."""
     index: int | None = None
     """Of the sequence of that rollout that it is; None without tokens."""
 

@@ -1,4 +1,4 @@
-"""Environments of other frameworks, unmodified: their code plays and scores, the tokens are ours.
+"""Environments of other frameworks, unmodified: their code runs and scores, the tokens are ours.
 
     python -m lachesis_compat.guests.verifiers process --env.module my_env
     python -m lachesis_compat.guests.inspect_tasks process --env.task my_task.py@my_task

@@ -1,4 +1,4 @@
-"""The base of all guests: their code plays a rollout over the endpoint, and decides on its score."""
+"""The base of all guests: their code runs a rollout over the endpoint, and decides on its score."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class GuestEnv(RecordedEnv):
 
     @abstractmethod
     def rows(self) -> Sequence[Any]:
-        """The items to train on. They are played in their order, again and again."""
+        """The items to train on. They are run in their order, again and again."""
 
     @abstractmethod
     def eval_rows(self) -> Sequence[Any]:
-        """The items of `eval`, which plays the first `eval_items` of them."""
+        """The items of `eval`, which runs the first `eval_items` of them."""
 
     @abstractmethod
     async def play(self, item: Any, recording: Recording, settings: HermesAgentLoop) -> GuestVerdict:

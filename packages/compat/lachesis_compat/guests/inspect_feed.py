@@ -56,7 +56,7 @@ class Feed:
             del self._played[key]
 
     def recording_of(self, sample_id: Any, epoch: int) -> Recording | None:
-        """Of a sample that is played; None if nobody waits for it any more."""
+        """Of a sample that runs; None if nobody waits for it any more."""
         recording, _ = self._played.get((str(sample_id), epoch), (None, None))
         return recording
 
@@ -68,7 +68,7 @@ class Feed:
 
         class Source(SampleSource):  # type: ignore[misc]
             async def next_samples(self) -> list[Any] | None:
-                """Called while no sample is played; those that were added meanwhile are played when it returns."""
+                """Called while no sample runs; those that were added meanwhile run when it returns."""
                 if not feed._context.done():
                     feed._context.set_result(contextvars.copy_context())
                 await feed._wake.wait()
@@ -84,7 +84,7 @@ class Feed:
         return Source()
 
     async def end(self) -> None:
-        """End the eval. Samples that are still played are cancelled."""
+        """End the eval. Samples that still run are cancelled."""
         self._ended = True
         self._wake.set()
         if self._in_flight or not self._context.done():

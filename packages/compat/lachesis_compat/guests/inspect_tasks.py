@@ -2,8 +2,9 @@
 
     python -m lachesis_compat.guests.inspect_tasks process --env.task my_task.py@my_task --env.task_args '{hard: true}'
 
-Inspect plays: solvers, tools, sandboxes, limits and scorers are the task's own. One eval runs as long as Lachesis' run
-does, and each rollout is a sample that is added to it. Requests to the model while a scorer runs are not recorded.
+Inspect runs the rollout: solvers, tools, sandboxes, limits and scorers are the task's own. One eval runs as long as
+Lachesis' run does, and each rollout is a sample that is added to it. Requests to the model while a scorer runs are not
+recorded.
 """
 
 from __future__ import annotations

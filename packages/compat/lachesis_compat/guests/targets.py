@@ -21,7 +21,7 @@ GUESTS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def guest(target: str) -> type[GuestEnv] | None:
-    """The class that plays `target`, which is the default of its settings; None if no framework has this name.
+    """The class that runs `target`, which is the default of its settings; None if no framework has this name.
 
     Raises:
         SettingsError: the target names no environment.
@@ -37,7 +37,7 @@ def guest(target: str) -> type[GuestEnv] | None:
 
 
 def atropos(target: str) -> Any:
-    """The class that plays `atropos:FILE.py:CLASS` or `atropos:package.module:CLASS`. Raises SettingsError."""
+    """The class that runs `atropos:FILE.py:CLASS` or `atropos:package.module:CLASS`. Raises SettingsError."""
     scheme, place, arguments = read_target(target)
     if arguments:
         raise SettingsError(f"{target}: {scheme}:FILE:CLASS takes no arguments; give its settings as --env.NAME VALUE")

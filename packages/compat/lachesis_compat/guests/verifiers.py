@@ -91,7 +91,7 @@ class VerifiersEnv(GuestEnv):
         _check_tool_servers(self.config.module, self.guest)
         for name, harness in self.guest.config.agent_harnesses().items():
             if harness.id != "lachesis":
-                log.warning("%s: the agent %r is played by verifiers' harness %r", self.run_name, name, harness.id)
+                log.warning("%s: the agent %r is run by verifiers' harness %r", self.run_name, name, harness.id)
         try:
             self._tasks = _Tasks(self.guest.taskset)
             first = self._tasks.task(0) if len(self._tasks) else None
@@ -185,7 +185,7 @@ class VerifiersEnv(GuestEnv):
         return GuestVerdict(_OUTCOMES.get(condition, Outcome.COMPLETED), condition, state=traces)
 
     async def score(self, item: Any, verdict: GuestVerdict) -> Reward | None:
-        """The reward of the agent's trace; the mean where it played several times in one episode."""
+        """The reward of the agent's trace; the mean where it ran several times in one episode."""
         parts = []
         for trace in verdict.state:
             if not trace.rewards:

@@ -1,6 +1,6 @@
 """A harness of verifiers 1: its chat loop, in the process of the run instead of a process for each rollout.
 
-It does what verifiers' `null` harness does: it offers the tools of the task's servers, plays their calls one after the
+It does what verifiers' `null` harness does: it offers the tools of the task's servers, runs their calls one after the
 other, and ends with an answer without calls. Every completion goes through verifiers' interception, so limits, stop
 conditions, hooks and the trace are verifiers' own. The messages of the model are sent back exactly as they came.
 """

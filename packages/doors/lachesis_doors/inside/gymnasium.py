@@ -12,7 +12,7 @@ class Guest:
         self.shown = {"render_mode": "ansi"} if "ansi" in made.metadata.get("render_modes", ()) else {}
         self.discrete = isinstance(made.action_space, gymnasium.spaces.Discrete)
         if not self.discrete and not isinstance(made.action_space, gymnasium.spaces.Text):
-            raise ValueError("%s has actions of %s; this plays numbers and text" % (target, made.action_space))
+            raise ValueError("%s has actions of %s; this door sends numbers and text" % (target, made.action_space))
         self.first = int(made.action_space.start) if self.discrete else 0
         self.last = self.first + int(made.action_space.n) - 1 if self.discrete else 0
 

@@ -133,7 +133,7 @@ def _left_out(env: HermesAgentBaseEnv, *, driven: bool) -> Iterator[str]:
         yield "env.compress_context_at has no effect: the client keeps the context of its model itself"
     if "delegate_task" in env.tools and "delegate_task" not in (config.disabled_toolsets or ()):
         config.disabled_toolsets = [*(config.disabled_toolsets or ()), "delegate_task"]
-        yield "skipped delegate_task: the client would have to play the sub-agent"
+        yield "skipped delegate_task: the client would have to run the sub-agent"
 
 
 async def serve(

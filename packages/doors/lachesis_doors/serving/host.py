@@ -45,7 +45,7 @@ class ServingHost:
     Args:
         items: how many tasks of `get_next_item` are offered.
         idle: seconds after which the rollout of a silent client is closed.
-        driven: clients say what a model would say. Otherwise `play` plays whole rollouts.
+        driven: clients say what a model would say. Otherwise `play` runs whole rollouts.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ServingHost:
         self._watching: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
         self.policies = Policies(env, self._stack)
-        """The model servers of rollouts that are played here."""
+        """The model servers of rollouts that run here."""
         self._room = asyncio.Semaphore(self.places)
         self._playing: set[asyncio.Future[None]] = set()
         self._driven = driven

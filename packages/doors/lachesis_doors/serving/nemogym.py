@@ -1,6 +1,6 @@
 """An environment as an agent server of NeMo Gym: `lachesis serve ENV --as nemogym`.
 
-The wire is that of nemo-gym 0.7.0. A row names a task; `/run` plays it with the loop of the environment and the model
+The wire is that of nemo-gym 0.7.0. A row names a task; `/run` runs it with the loop of the environment and the model
 server of the settings, which may be one of NeMo Gym's. What has no score has `mask_sample`.
 """
 

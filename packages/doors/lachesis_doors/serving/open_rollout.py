@@ -230,7 +230,7 @@ class Clients(ReferencePolicy):
         super().__init__(_nobody)
 
     def for_rollout(self, *, group: str | None = None, session: str | None = None) -> Any:
-        """That of the rollout which is being played."""
+        """That of the rollout which is running."""
         return completions_from.get().for_rollout(group=group, session=session)
 
 

@@ -1,4 +1,4 @@
-"""The model servers of rollouts that the environment's own loop plays for the requests of a trainer."""
+"""The model servers of rollouts that the environment's own loop runs for the requests of a trainer."""
 
 from __future__ import annotations
 

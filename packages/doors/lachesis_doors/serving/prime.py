@@ -1,6 +1,6 @@
 """An environment as an env server of prime-rl: `lachesis serve ENV --as prime`.
 
-The wire is that of verifiers 0.4: ZeroMQ and msgpack. A request names a task and the model server that plays it. Its
+The wire is that of verifiers 0.4: ZeroMQ and msgpack. A request names a task and the model that answers in it. Its
 trace is one delta, before the reply. What has no score is an episode with errors.
 """
 

@@ -44,7 +44,7 @@ def _bare_packages() -> Iterator[None]:
     if spec is None or not spec.submodule_search_locations:
         raise DatasetError(
             "the dataset gsm_symbolic needs the package reasoning-gym. Next step: pip install --no-deps reasoning-gym, "
-            "or play the easier problems that need no package: --env.dataset_name word_problems"
+            "or run the easier problems that need no package: --env.dataset_name word_problems"
         )
     root = spec.submodule_search_locations[0]
     try:

@@ -1,4 +1,4 @@
-"""A policy that plays worked solutions of maths word problems as `python` tool calls.
+"""A policy that follows worked solutions of maths word problems as `python` tool calls.
 
 It tests an environment with its tools and its reward without a model. GSM8K's solutions contain their arithmetic as
 `<<48/2=24>>`. In other prose, only equations that hold are used.

@@ -1,4 +1,4 @@
-"""Task folders in Harbor's format: played and graded."""
+"""Task folders in Harbor's format: run and graded."""
 
 from lachesis_envs.harbor.causes import CAUSES, Cause, Invalid
 from lachesis_envs.harbor.environment import HarborEnv, HarborEnvConfig

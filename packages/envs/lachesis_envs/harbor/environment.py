@@ -1,4 +1,4 @@
-"""`HarborEnv`: tasks in Harbor's folder format, played by a model, by their solution, or by nobody."""
+"""`HarborEnv`: tasks in Harbor's folder format, run by a model, by their solution, or by nobody."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class HarborEnv(HermesAgentBaseEnv):
         return find_tasks(self.config.dataset_name)
 
     def find_tasks(self) -> list[Task]:
-        """The tasks to play, in order. Raises `TaskError` for all that cannot be played."""
+        """The tasks to run, in order. Raises `TaskError` for all that cannot run."""
         tasks, problems = list[Task](), list[TaskProblem]()
         for folder in self.task_folders():
             try:
@@ -144,7 +144,7 @@ class HarborEnv(HermesAgentBaseEnv):
         asking = [task for task in tasks if any(step.agent.network_mode != "no-network" for step in task.steps)]
         if asking and not config.terminal_network:
             log.warning(
-                "%d of %d tasks ask for the network, Harbor's default, and are played without it; "
+                "%d of %d tasks ask for the network, Harbor's default, and are run without it; "
                 "--env.terminal_network true allows it",
                 *(len(asking), len(tasks)),
             )
@@ -167,7 +167,7 @@ class HarborEnv(HermesAgentBaseEnv):
         return self.tasks[item["task"]].steps[0].instruction
 
     def reference_policy(self) -> Policy:
-        """Answers without doing anything: what plays is the setting `agent`."""
+        """Answers without doing anything: what acts is the setting `agent`."""
 
         def policy(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
             return Message("assistant", "Done.")
@@ -292,7 +292,7 @@ class TaskAgent:
     kind: Literal["model", "oracle", "nop"]
     trial: Trial
     loop: HermesAgentLoop
-    """What plays where `kind` is model."""
+    """What acts where `kind` is model."""
     context: ToolContext
 
     async def run(self, messages: Sequence[Mapping[str, Any]]) -> AgentResult:

@@ -218,7 +218,7 @@ def _write_trial(
 
 def _log(rollout: RolloutRecord, verifier: Mapping[str, Any]) -> Iterator[str]:
     yield f"rollout {rollout['rollout_id']}: {rollout['outcome']} ({rollout['reason']}), reward {rollout['reward']}"
-    yield from (f"played again after: {reason}" for reason in rollout["retried_after"])
+    yield from (f"run again after: {reason}" for reason in rollout["retried_after"])
     yield f"{counted(rollout['turns'], 'turn')}, {counted(rollout['tool_calls'], 'tool call')}, {rollout['seconds']} s"
     yield from (f"turn {error['turn']}: {error['tool']} failed: {error['error']}" for error in rollout["tool_errors"])
     if verifier:

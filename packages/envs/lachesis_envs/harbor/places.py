@@ -38,7 +38,7 @@ async def places_of(
 
     Args:
         spec: of the run. A limit that it has is kept. The network is on where it has it and the task asks for it.
-        images: False plays in the image of the run.
+        images: False runs in the image of the run.
         limits: whether sandboxes have the task's processors and memory.
 
     Raises:
@@ -85,7 +85,7 @@ def _network(task: Task, modes: Set[str | None], spec: SandboxSpec) -> bool:
         return modes == {"public"}
     raise Invalid(
         "network",
-        f"{task.folder}: network_mode is {' and '.join(sorted(map(str, modes)))} in one sandbox. Next step: play it "
+        f"{task.folder}: network_mode is {' and '.join(sorted(map(str, modes)))} in one sandbox. Next step: run it "
         "with --env.terminal_network false",
     )
 

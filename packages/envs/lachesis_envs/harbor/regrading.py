@@ -1,6 +1,6 @@
 """Grade the artifacts of a finished run again, with the current verifiers.
 
-No agent plays: the artifacts that the run kept are put into a fresh sandbox, where the tests run. A verifier that looks
+No agent acts: the artifacts that the run kept are put into a fresh sandbox, where the tests run. A verifier that looks
 at more than that cannot be asked again, and neither can one whose artifacts are missing: both are refused before the
 first sandbox.
 """
@@ -106,12 +106,12 @@ def _problem(kept: RegradableRollout, config: HarborEnvConfig) -> str:
         return f"its artifacts are missing: {kept.folder} does not exist. Next step: bring the folder back"
     notes = [note for each in (kept.before, *kept.before.get("steps", ())) for note in each.get("notes", ())]
     if lost := next((note for note in notes if " was not kept: " in note), ""):
-        return f"{lost}. Next step: play it again"
+        return f"{lost}. Next step: run it again"
     for step in steps:
         folder, way = kept.folder_of(step) / "artifacts", way_of(kept.task, step, config.grading)
         if way == "judge":
             if kept.before["grading"] != way or not folder.is_dir():
-                return f"{folder} does not have the sources that today's judge takes. Next step: play it again"
+                return f"{folder} does not have the sources that today's judge takes. Next step: run it again"
             continue
         if way == "in_place" or (way == "seal" and not step.artifacts):
             return (
@@ -123,9 +123,9 @@ def _problem(kept: RegradableRollout, config: HarborEnvConfig) -> str:
         except FileNotFoundError:
             return f"{folder / 'manifest.json'} does not exist. Next step: bring it back"
         except (ValueError, KeyError, TypeError) as error:
-            return f"{folder / 'manifest.json'} is not a list of artifacts ({error!r}). Next step: play it again"
+            return f"{folder / 'manifest.json'} is not a list of artifacts ({error!r}). Next step: run it again"
         if missing := [artifact["source"] for artifact in artifacts_of(step) if artifact["source"] not in listed]:
-            return f"today's task declares {', '.join(missing)}, which the run did not keep. Next step: play it again"
+            return f"today's task declares {', '.join(missing)}, which the run did not keep. Next step: run it again"
     return ""
 
 
@@ -192,7 +192,7 @@ async def _verdict(kept: RegradableRollout, places: Places, sessions: ToolSessio
             trial.verdicts.append(Verdict(Reward(0.0), nothing, {"cause": "not_reached"}))
             continue
         if not kept.folder_of(step).is_dir():
-            raise _NotPlayed(f"step {step.name!r} was not played: an earlier step had less than its min_reward then")
+            raise _NotPlayed(f"step {step.name!r} was not run: an earlier step had less than its min_reward then")
         trial.verdicts.append(await _graded(kept, step, places, sessions))
         if below_minimum(trial.verdicts[-1].rewards, step.min_reward):
             break

@@ -58,7 +58,7 @@ class Trial:
         """Make the sandbox ready for the agent of this step: folders, files, setup.sh, healthchecks.
 
         Raises:
-            Invalid: the task cannot be played.
+            Invalid: the task cannot run.
             AgentFault: what the agent left keeps a later step from its beginning.
         """
         try:

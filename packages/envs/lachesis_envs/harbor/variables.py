@@ -38,7 +38,7 @@ def resolved_variables(wanted: Mapping[str, str], where: str, allowed: Collectio
 
 
 def problems_of(task: Task, allowed: Collection[str], *, solves: bool) -> list[TaskProblem]:
-    """The variables that keep the task from being played. Those that take their default are logged.
+    """The variables that keep the task from being run. Those that take their default are logged.
 
     Args:
         solves: whether its solution is run.

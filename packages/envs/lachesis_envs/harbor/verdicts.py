@@ -79,7 +79,7 @@ def mean_of_steps(verdicts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def below_minimum(rewards: Mapping[str, float], minimum: float | Mapping[str, float] | None) -> bool:
-    """Whether the steps after this one are not played."""
+    """Whether the steps after this one are not run."""
     least = minimum if isinstance(minimum, Mapping) else {} if minimum is None else {"reward": minimum}
     return any(rewards.get(name, -math.inf) < value for name, value in least.items())
 

@@ -120,12 +120,12 @@ async def verify_task(
     """Play every agent `times` times, as many at once as `at_once` lets.
 
     Args:
-        earlier: results by their keys: these trials are not played again.
+        earlier: results by their keys: these trials are not run again.
         keep: gets every new result that says something about the task.
         played: is called after each trial, with `before=True` for an earlier one.
 
     Raises:
-        BackendError: the task cannot be played here.
+        BackendError: the task cannot run here.
     """
     places = await places_of(task, backend, sessions.spec, images=images, grading=grading)
     found = Verification(task, way_of(task, task.steps[-1], grading))

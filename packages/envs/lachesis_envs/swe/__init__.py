@@ -1,1 +1,1 @@
-"""Software tasks: real fixes of Python packages and mutations of them, as folders that `HermesSweEnv` plays."""
+"""Software tasks: real fixes of Python packages and mutations of them, as folders that `HermesSweEnv` runs."""

@@ -42,8 +42,8 @@ class HermesSweEnv(HarborEnv):
             TaskProblem(
                 task.folder / "task.toml",
                 "[metadata.lachesis] judge",
-                "this environment plays tasks with hidden pytest suites",
-                "play it with environments/harbor_env.py, or add the table, see docs/swe.md",
+                "this environment runs tasks with hidden pytest suites",
+                "run it with environments/harbor_env.py, or add the table, see docs/swe.md",
             )
             for task in tasks
             if not task.own_settings.get("judge")

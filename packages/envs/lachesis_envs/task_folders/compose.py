@@ -62,7 +62,9 @@ def read_compose(
         raise wrong(file, "it has no mapping of services", "correct it", "services")
     if any_name and len(services) == 1:
         (main,) = services
-    found.refused += [(str(key), "the key is not played") for key in data if key not in ("services", "version", "name")]
+    found.refused += [
+        (str(key), "the key is not supported") for key in data if key not in ("services", "version", "name")
+    ]
     found.refused += [(f"services.{key}", "it is another service") for key in services if key != main]
     for key, value in services.get(main, {}).items():
         reason = _take(found, key, value, variables or {})
@@ -91,7 +93,7 @@ def _take(found: Compose, key: str, value: Any, variables: Mapping[str, str]) ->
         found.context = str(build.get("context", "."))
         found.dockerfile = str(build.get("dockerfile", "Dockerfile"))
         if unknown := sorted(set(map(str, build)) - {"context", "dockerfile"}):
-            return f"{', '.join(unknown)} of a build is not played"
+            return f"{', '.join(unknown)} of a build is not supported"
     elif key == "image":
         found.image = None if value is None or "$" in str(value) else str(value)
     elif key == "volumes":
@@ -101,7 +103,7 @@ def _take(found: Compose, key: str, value: Any, variables: Mapping[str, str]) ->
         return _take_limits(found, value)
     elif key == "command" and not IDLE.fullmatch(" ".join(map(str, _list(value)))):
         return "the command of the service is not started"
-    return None if key in KNOWN else "the key is not played"
+    return None if key in KNOWN else "the key is not supported"
 
 
 def _take_limits(found: Compose, deploy: Any) -> str | None:
@@ -118,7 +120,7 @@ def _take_limits(found: Compose, deploy: Any) -> str | None:
                 raise ValueError
             found.limits["memory_mb"] = int(float(size[1]) * {"k": 1 / 1024, "m": 1, "g": 1024}[size[2]])
     except (AttributeError, KeyError, TypeError, ValueError):
-        return "only limits of cpus and memory are played"
+        return "only limits of cpus and memory are supported"
     return None
 
 

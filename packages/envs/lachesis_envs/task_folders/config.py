@@ -290,7 +290,7 @@ class StepConfig(Section):
     agent: AgentConfig = AgentConfig()
     verifier: VerifierConfig = VerifierConfig()
     min_reward: float | dict[str, float] | None = None
-    """The steps after this one are played if its reward (each named reward) is at least this."""
+    """The steps after this one are run if its reward (each named reward) is at least this."""
     healthcheck: HealthcheckConfig | None = None
     artifacts: Artifacts = []
 

@@ -13,7 +13,7 @@ from backends.errors import ExitCode, LachesisError
 
 @dataclass(frozen=True)
 class TaskProblem:
-    """One reason why a task cannot be played."""
+    """One reason why a task cannot run."""
 
     file: Path
     field: str
@@ -26,7 +26,7 @@ class TaskProblem:
 
 
 class TaskError(LachesisError):
-    """A task's folder cannot be read, written or played as it is. `problems` has every reason that was found."""
+    """A task's folder cannot be read, written or run as it is. `problems` has every reason that was found."""
 
     def __init__(self, problems: Sequence[TaskProblem]):
         super().__init__("\n".join(map(str, problems)))

@@ -1,4 +1,4 @@
-"""The tasks of `lachesis serve ENV --as prime --rows FILE`, as a taskset of verifiers 0.4, which plays nothing here."""
+"""The tasks of `lachesis serve ENV --as prime --rows FILE`, as a taskset of verifiers 0.4, which runs nothing here."""
 
 import json
 from pathlib import Path
