@@ -37,8 +37,8 @@ INTRODUCTION = """\
 
 <!-- written by `make docs` from the fields of the settings classes -->
 
-The flags that everybody needs are short. Every setting also has a long flag, `--env.NAME VALUE` or
-`--openai.NAME VALUE`, and a line in a YAML file that `--config FILE` names:
+This page lists every setting of a run. The flags that everybody needs are short; every setting also has a long flag,
+`--env.NAME VALUE` or `--openai.NAME VALUE`, and a line in a YAML file that `--config FILE` names:
 
 ```yaml
 env:
@@ -172,6 +172,7 @@ def page() -> str:
     parts.append(NONE.format(ignored=", ".join(f"`{name}`" for name in sorted(ignored))))
     rejected = {name: facts_of(env, name).use_instead for name in of_group["none"]}
     parts.append(table(("setting", "use"), [(f"`{name}`", use) for name, use in rejected.items() if use]))
+    parts.append("\nNext: [running an environment](running.md) explains the files, exit codes and restarts.\n")
     return "".join(parts)
 
 

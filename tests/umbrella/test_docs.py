@@ -21,6 +21,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
 
+LONGEST = 42
+"""Words between two stops."""
 
 OF_THE_MODEL = (
     *("lachesis eval sort_words.py", "lachesis process terminal -n 1 -r 1 -t"),
@@ -127,6 +129,25 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     links = LINK.findall(page.read_text(encoding="utf-8"))
     missing = [link for link in links if not (page.parent / link).exists()]
     assert not missing
+
+
+def sentences(page: Path) -> Iterator[str]:
+    """The prose of a page, cut at its stops; without tables, headings, code and the targets of links."""
+    text = re.sub(r"^( *)```.*?^\1```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^ *(\||#|    ).*$", "", text, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[*-]|\d+\.) )", text):
+        prose = re.sub(r"`[^`]*`", "", re.sub(r"\]\([^)]*\)", "]", " ".join(paragraph.split())))
+        yield from re.split(r"(?<=[.!?:;])[\"')*]*\s+", prose)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_easy_to_read_and_says_where_to_go_next(page: Path) -> None:
+    said = list(sentences(page))
+    assert [each for each in said if len(re.findall(r"\w[\w'-]*", each)) > LONGEST] == []
+    # Environments, tasks and rollouts are run. Games, users and replays are not.
+    assert [each for each in said if re.search(r"\b(is|are|be) played\b|Lachesis plays|\bplays? \w+ tasks", each)] == []
+    ending = page.read_text(encoding="utf-8").rstrip().splitlines()[-12:]
+    assert any(LINK.search(line) for line in ending)
 
 
 def test_the_readme_leads_to_every_page_itself_or_through_others() -> None:
