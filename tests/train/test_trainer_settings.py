@@ -136,7 +136,8 @@ def test_missing_packages_are_named_before_anything_starts(
 
 
 def test_every_setting_has_a_flag_and_a_row_in_the_docs() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "training.md").read_text() + (docs / "settings.md").read_text()
     flags = {flag for action in make_parser()._actions for flag in action.option_strings}
     for namespace, model in (("training", TrainingSettings), ("env", EnvSettings)):
         for name in model.model_fields:
