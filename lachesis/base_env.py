@@ -30,6 +30,7 @@ from lachesis.settings.chosen import as_env_config
 from lachesis.settings.class_settings import apply_class_settings
 from lachesis.settings.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
 from lachesis.settings.settings import HermesAgentEnvConfig
+from lachesis.tracebacks import wrong_result
 from lachesis_tools import BUILTIN_TOOLS, Tool, ToolRegistry
 
 # Imported where they are used: this module has to be cheap to import, for `--help`.
@@ -312,8 +313,7 @@ class HermesAgentBaseEnv(AtroposBase):
         """The messages with which a rollout of `item` starts."""
         prompt: Any = self.format_prompt(item)
         if not isinstance(prompt, str | list | tuple):
-            kind = type(prompt).__name__
-            raise TypeError(f"{type(self).__name__}.format_prompt returned a {kind}; return text, or a list of parts")
+            raise wrong_result(self, self.format_prompt, prompt, "return text, or a list of parts")
         messages = [{"role": "user", "content": prompt}]
         if self.config.system_prompt:
             messages.insert(0, {"role": "system", "content": self.config.system_prompt})

@@ -1,8 +1,10 @@
-"""Exceptions of an environment's own code, for its author: a headline with the likely cause, then the traceback without
-frames of this project."""
+"""Exceptions of an environment's own code, for its author: a headline with the likely cause, then the author's lines
+that it went through, without frames of this project. What the headline says is not said again below it."""
 
 from __future__ import annotations
 
+import inspect
+import linecache
 import os
 import pkgutil
 import re
@@ -12,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
+from typing import Any
 
-from backends.errors import os_error_hint
+from backends.errors import LachesisError, os_error_hint
 from lachesis import ours
 
 _LIBRARY = Path(os.__file__).parent
@@ -23,7 +26,10 @@ _LONGEST = 20_000
 """Characters of a traceback, which may quote an agent's files."""
 _BETWEEN = (
     *ours.folders(),
-    *(f"{_LIBRARY}/{name}" for name in ("asyncio/", "concurrent/", "contextlib.py", "importlib/", "threading.py")),
+    *(
+        f"{_LIBRARY}/{name}"
+        for name in ("asyncio/", "concurrent/", "contextlib.py", "functools.py", "importlib/", "threading.py")
+    ),
     "<frozen ",
 )
 """Beginnings of the names of files whose frames lead from the command to the author's code."""
@@ -45,21 +51,44 @@ CALLED = {name: arguments for arguments, names in _HOOKS.items() for name in nam
 """Methods of an environment that a run calls, and with what."""
 
 
+class AuthorError(LachesisError, TypeError):
+    """A method of an environment returned what it must not. The message names the method and its place."""
+
+
+def wrong_result(env: Any, method: Any, given: Any, instead: str) -> AuthorError:
+    """The error about what a method of `env` returned; `instead`: what to do."""
+    name = getattr(_plain(method), "__name__", str(method))
+    name = f"{name}()" if env is None else f"{type(env).__name__}.{name}"
+    shown = repr(given)
+    if inspect.iscoroutine(given):
+        given.close()  # or Python warns of it, in a line of ours
+        shown = "a coroutine: a call in it lacks `await`, or it is an `async def`"
+    elif " at 0x" in shown:
+        shown = f"a value of the type {type(given).__name__}"
+    return AuthorError(f"{name}{defined_at(method)} returned {shown:.90}; {instead}")
+
+
 def explained(error: BaseException) -> str:
-    """The headline, then the traceback; several lines."""
+    """The headline, then the author's lines; several lines."""
     trace = traceback.TracebackException.from_exception(error, compact=True)
+    refused = _is_refusal(error)
+    if refused:
+        trace.__cause__ = trace.__context__ = None
     chain = _chain(trace)
-    expected = _is_ours(error) or (isinstance(error, OSError | TypeError) and bool(guess(error)))
+    expected = refused or _is_ours(error) or (isinstance(error, OSError | TypeError) and bool(guess(error)))
     if expected or place(error):  # otherwise the mistake is ours
         for each in chain:
             _remove_ours(each, expected=expected)
         _cut_packages(chain)
-    if len(chain) == 1 and not trace.stack:
-        rest = _text(error).splitlines()[1:]
-        if isinstance(error, SyntaxError):  # its line, and the place there
-            rest = "".join(trace.format_exception_only()).splitlines()[:-1]
-        return "\n".join([headline(error), *rest]) + "\n"
-    return _shown(f"{headline(error)}\n{''.join(trace.format())}")
+    said = headline(error)
+    framed = [each for each in chain if each.stack]
+    if len(framed) > 1 or not all(_is_told(each, said) for each in chain[1:]):
+        return _shown(f"{said}\n{''.join(trace.format())}")
+    rest = "".join(trace.format_exception_only()).splitlines()
+    rest = rest[:-1] if isinstance(error, SyntaxError) else rest[1:]  # its line, and the place there
+    title = ["Traceback (most recent call last):"] if framed and len(framed[0].stack) > 1 else []
+    shown = "".join(framed[0].stack.format()).splitlines() if framed else []
+    return _shown("\n".join([said, *title, *shown, *rest]) + "\n")
 
 
 def headline(error: BaseException) -> str:
@@ -67,7 +96,25 @@ def headline(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     said = (_text(error).splitlines() or [""])[0]
-    return "; ".join(filter(None, [f"{type(error).__name__}: {said}".removesuffix(": "), guess(error)]))
+    if not (isinstance(error, AuthorError) or _is_refusal(error)):  # their texts name the thing
+        said = f"{type(error).__name__}: {said}".removesuffix(": ")
+    return "; ".join(filter(None, [said, guess(error)]))
+
+
+def defined_at(function: Any) -> str:
+    """` (env.py, line 12)` where an author wrote it, or nothing."""
+    code = getattr(_plain(function), "__code__", None)
+    if not isinstance(code, CodeType) or not is_of_an_author(code.co_filename):
+        return ""
+    return f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"
+
+
+def _plain(function: Any) -> Any:
+    """The function that a method, a partial or a decorator's wrapper calls."""
+    for name in ("__wrapped__", "__func__", "func"):
+        if (inner := getattr(function, name, None)) is not None:
+            return _plain(inner)
+    return function
 
 
 def in_one_line(trace: str) -> str:
@@ -91,12 +138,35 @@ def place(error: BaseException | None) -> str:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             code = frame.f_code
             if is_of_an_author(code.co_filename):
-                return code.co_filename if code.co_name == "<module>" else code.co_qualname
+                return _short(code.co_filename) if code.co_name == "<module>" else code.co_qualname
         if isinstance(error, SyntaxError) and error.filename and is_of_an_author(error.filename):
-            return error.filename
+            return _short(error.filename)
         within = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
         error = within or error.__cause__ or error.__context__
     return ""
+
+
+def _short(file: str) -> str:
+    """As seen from the folder of the command."""
+    return os.path.relpath(file) if file.startswith(f"{Path.cwd()}/") else file
+
+
+def _is_told(trace: traceback.TracebackException, said: str) -> bool:
+    """Whether the headline says what an exception that led to it says."""
+    return trace.exceptions is None and "".join(trace.format_exception_only()).strip() in said
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether our code refuses what an author's code gave it: the message says why, and the lines that raised nothing.
+
+    Such a place is a `raise` of ours; where our code fails by mistake it is another statement.
+    """
+    if not isinstance(error, TypeError | ValueError) or error.__traceback__ is None:
+        return False
+    *_, (frame, number) = traceback.walk_tb(error.__traceback__)
+    file = frame.f_code.co_filename
+    of_ours = file.startswith(ours.folders()) and not file.startswith(_ENVIRONMENTS)
+    return of_ours and linecache.getline(file, number).lstrip().startswith("raise ") and bool(place(error))
 
 
 def _text(error: BaseException) -> str:
@@ -125,6 +195,8 @@ def guess(error: BaseException) -> str:
 
 def _guess(error: BaseException) -> str:
     said = str(error)
+    if isinstance(error, AuthorError):
+        return ""
     if isinstance(error, OSError):
         return os_error_hint(error)
     if isinstance(error, KeyError) and error.args:
@@ -142,10 +214,27 @@ def _guess(error: BaseException) -> str:
         if place(error):
             return "this call is not a coroutine: leave `await` out"
         return "a run awaits setup, teardown, get_next_item and get_eval_items: write `async def`"
-    called = re.match(r"(?:[\w<>]+\.)*(\w+)\(\) (?:takes|missing|got) ", said)
-    if isinstance(error, TypeError) and called and called[1] in CALLED:
-        return f"it is called as {called[1]}{CALLED[called[1]]}"
+    called = re.match(r"((?:[\w<>]+\.)*([\w<>]+))\(\) (?:takes|missing|got) ", said)
+    if isinstance(error, TypeError) and called and called[2] in CALLED:
+        return f"it is called as {called[2]}{CALLED[called[2]]}{defined_at(_named(called[1]))}"
+    if isinstance(error, TypeError) and called and "reference_policy.<locals>." in called[1]:
+        return "the policy is called as policy(messages, tools)"
+    if isinstance(error, TypeError) and called and called[1] == "tool":
+        return "it is written @tool(toolset='...')"
     return ""
+
+
+def _named(path: str) -> Any:
+    """The function of an author with this qualified name, such as `SortWords.setup`; None unless there is one."""
+    found: dict[int, Any] = {}
+    for module in [*sys.modules.values()]:
+        if isinstance(file := getattr(module, "__file__", None), str) and is_of_an_author(file):
+            value: Any = module
+            for name in path.split("."):
+                value = getattr(value, "__dict__", {}).get(name)
+            if value is not None:
+                found[id(value)] = value
+    return found.popitem()[1] if len(found) == 1 else None
 
 
 def near_module(name: str) -> str:

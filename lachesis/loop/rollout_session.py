@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
+from lachesis.tracebacks import AuthorError, defined_at, wrong_result
 from lachesis_tools import ToolSession
 from lachesis_tools.dispatch import infrastructure_of
 
@@ -107,13 +108,16 @@ async def opened_session(function: Callable[..., Any], item: Any, tools: ToolSes
     """What the context manager of `session(item)` yields; it is left before the sandbox of `tools` is removed.
 
     Raises:
-        TypeError: the function returned something else.
+        AuthorError: the function returned something else.
     """
     named = [each for each in inspect.signature(function).parameters.values() if each.kind in _BY_PLACE]
     takes_both = len(named) > 1 and (named[1].name == "tools" or named[1].default is inspect.Parameter.empty)
     manager = function(item, tools) if takes_both else function(item)
     if not isinstance(manager, AbstractAsyncContextManager):
-        raise TypeError(f"session() returned {manager!r}; decorate it with @asynccontextmanager")
+        raise wrong_result(None, function, manager, "decorate it with @asynccontextmanager")
+    if inspect.iscoroutine(given := getattr(manager, "gen", None)):
+        given.close()
+        raise AuthorError(f"session(){defined_at(function)} has no `yield`; yield what its tools and rewards need")
     session = RolloutSession(manager, f"the session of {tools.task_id}")
     tools.before_close.append(session.close)
     value = await session.open()

@@ -20,6 +20,7 @@ from lachesis.rewards.timed_call import RewardThreads, Scored, TimeLimit, timed_
 from lachesis.rewards.watching import Watch, passed_by
 from lachesis.tool_context.context_calls import SharedState
 from lachesis.tool_context.tool_context import ToolContext
+from lachesis.tracebacks import defined_at
 from lachesis_client.failed_requests import failed_requests
 from lachesis_messages.history import MessageHistory
 from lachesis_tools import ToolRegistry, ToolResult, ToolSession
@@ -111,7 +112,7 @@ class Scorer:
     ) -> None:
         context = self.context_class(session, registry, shared=SharedState(before_agent=True))
         limit = TimeLimit("the set-up of the sandbox", "setup_timeout", self.setup_timeout, [context], agents=False)
-        await self._prepare(limit, sandbox_files, item, then=partial(_put, session, context))
+        await self._prepare(limit, sandbox_files, item, then=partial(_put, session, context, defined_at(sandbox_files)))
         await self._prepare(limit, setup_sandbox, item, context)
 
     async def _open_session(self, function: Callable[..., Any], item: Any, tools: ToolSession) -> None:
@@ -215,7 +216,7 @@ class Scorer:
                 given = finite_number(given, f"{source} returned")
             return checked_reward(given, turns=result.turns_used, source=source)
 
-        asked = _Asked(source, function, (result, context), [context], about, checked)
+        asked = _Asked(source, function, (result, context), [context], about, _placed(checked, function))
         return await self._judged(asked, item, limit)
 
     async def _judged(self, asked: _Asked[T], item: Any, limit: TimeLimit) -> Scored[T]:
@@ -287,7 +288,7 @@ class Scorer:
         turns = [result.turns_used for result in results]
 
         checked = partial(checked_group, turns=turns, source=source)
-        asked = _Asked(source, function, (list(results), list(contexts)), contexts, about, checked)
+        asked = _Asked(source, function, (list(results), list(contexts)), contexts, about, _placed(checked, function))
         scored = await self._judged(asked, item, TimeLimit("the reward", "reward_timeout", self.timeout, contexts))
         if scored.value is None or not self.named:
             return scored
@@ -330,18 +331,32 @@ class Scorer:
         return await given
 
 
-async def _put(session: ToolSession, context: ToolContext, files: Any, source: str) -> None:
+def _placed(check: Callable[[Any], T], function: RewardFunction) -> Callable[[Any], T]:
+    """`check`, whose refusals name the place of what returned the value."""
+
+    def checked(given: Any) -> T:
+        try:
+            return check(given)
+        except RewardError as error:
+            raise RewardError(f"{error}{defined_at(function)}") from None
+
+    return checked
+
+
+async def _put(session: ToolSession, context: ToolContext, place: str, files: Any, source: str) -> None:
     """Write what `sandbox_files` returned. Raises RewardError for paths outside the workspace."""
     if not isinstance(files, Mapping):
-        raise RewardError(f"{source} returned {files!r}; it must be a mapping of paths to text, bytes or a Path")
+        raise RewardError(f"{source} returned {files!r}; it must be a mapping of paths to text, bytes or a Path{place}")
     workspace = (await session.sandbox()).workdir.rstrip("/") + "/"
     for path, content in files.items():
         if not isinstance(path, str) or not isinstance(content, str | bytes | Path):
-            raise RewardError(f"{source}: {path!r} is {type(content).__name__}; a path has text, bytes or a Path")
+            raise RewardError(
+                f"{source}: {path!r} is {type(content).__name__}; a path has text, bytes or a Path{place}"
+            )
         inside = await session.path(path)
         if not f"{inside}/".startswith(workspace):
             raise RewardError(
-                f"{source}: {path!r} is {inside}, outside the workspace {workspace}; write it in setup_sandbox"
+                f"{source}: {path!r} is {inside}, outside the workspace {workspace}; write it in setup_sandbox{place}"
             )
         if isinstance(content, Path):
             await (context.upload_dir if content.is_dir() else context.upload_file)(content, inside)

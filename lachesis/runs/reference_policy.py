@@ -10,19 +10,17 @@ import inspect
 import json
 import logging
 import time
-import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, Unpack
 
 import orjson
 
 from backends.errors import SettingsError
 from lachesis.settings.server_settings import REFERENCE, ServerConfig, ServerConfigError, describe
-from lachesis.tracebacks import explained
+from lachesis.tracebacks import AuthorError, explained, in_one_line, lines_of
 from lachesis_client.chat_options import AnswerTimes, ChatOptions, Split, check_arguments
 from lachesis_client.errors import RequestRejected, ServerUnavailable
 from lachesis_client.model_server import MessageServer
@@ -43,6 +41,14 @@ Policy: TypeAlias = Callable[
     [Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None], Message | Awaitable[Message]
 ]
 """`policy(messages, tools) -> Message`, with the messages and tools of the request. It may be async."""
+
+
+class PolicyFailed(RequestRejected):
+    """The policy raised. No server is in the text: there is none."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(MODEL_NAME, 400, reason, _NEXT_STEP)
+        self.args = (f"{reason}; {_NEXT_STEP}",)
 
 
 class ReferencePolicy(MessageServer):
@@ -124,13 +130,11 @@ class ReferencePolicy(MessageServer):
                 raise ServerUnavailable(MODEL_NAME, f"no answer within {self.config.timeout:g} s", 1) from None
             if isinstance(error, SettingsError):  # a policy says that it cannot know: nothing is wrong with its code
                 raise RequestRejected(MODEL_NAME, 400, str(error), "name a model (-m)") from None
-            if (trace := explained(error)) not in self._shown:
+            if lines_of(trace := explained(error)) and trace not in self._shown:  # the reason says the rest
                 self._shown.add(trace)
-                log.error("exception in the policy: %s", trace)
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
-            reason = f"the policy failed: {type(error).__name__}: {error} ({where})"
-            raise RequestRejected(MODEL_NAME, 400, reason, _NEXT_STEP) from None
+                log.error("exception in the policy: %s", trace.rstrip())
+            reason = f"the policy failed: {in_one_line(trace)}"
+            raise PolicyFailed(reason) from None
 
     async def chat_completion(self, *, split: Split = "train", n: int = 1, **kwargs: Any) -> ChatCompletion:
         """`n` answers, as OpenAI's object; of the other arguments, `messages` and `tools` are read."""
@@ -187,7 +191,7 @@ def _as_requested(messages: Sequence[Message | Mapping[str, Any]]) -> list[dict[
 def _read(said: Any) -> Message:
     """The answer as a server would send it: of the assistant, and plain JSON."""
     if not isinstance(said, Message):
-        raise TypeError(f"it returned {said!r:.80}, not a Message")
+        raise AuthorError(f"it returned {said!r:.80}, not a Message")
     plain = json.loads(json.dumps(said.to_openai("reasoning_content")))
     for call in plain.get("tool_calls") or ():
         call["id"] = call["id"] or f"call_{uuid.uuid4().hex}"  # results refer to calls by id

@@ -12,10 +12,13 @@ from typing import Any, TypeVar
 
 from backends.errors import SettingsError
 from backends.tasks import cancel_requests
-from lachesis.tracebacks import CALLED
+from lachesis.tracebacks import CALLED, defined_at
 
 NEAR, NEAR_MISSING = 0.8, 0.6
 """How much of two names is the same: of one that nobody calls and an optional hook; where a hook is missing, less."""
+
+_REWARDS = ("score", "reward", "grade", "evaluate_answer", "get_reward", "reward_fn", "score_answer", "verify")
+"""What other frameworks call the method that scores."""
 
 T = TypeVar("T")
 
@@ -54,7 +57,12 @@ def hook_errors() -> Iterator[None]:
 
 def require_hooks(env_cls: Any) -> None:
     """Raises SettingsError if the class lacks a required method, with a suggestion."""
-    missing = sorted(getattr(env_cls, "__abstractmethods__", ()), key=[*CALLED].index)
+    lacking = getattr(env_cls, "__abstractmethods__", ())
+    missing = [hook for hook in CALLED if hook in lacking]
+    if others := sorted({*lacking} - {*missing}):  # of a base class of the author's own
+        first = f"{env_cls.__name__} is abstract: it lacks {', '.join(others)}"
+        place = defined_at(getattr(env_cls, others[0]))
+        raise SettingsError(f"{first}, which a base class asks for{place}; write it, or name a class that has it")
     if not missing:
         return
     found, own = [], {name: cls for name, cls in _own_methods(env_cls).items() if name not in CALLED}
@@ -64,6 +72,8 @@ def require_hooks(env_cls: Any) -> None:
         likeness = _likeness(near, hook)
         if likeness < NEAR and callable(getattr(sys.modules.get(env_cls.__module__), hook, None)):
             said += f": the function {hook} of {env_cls.__module__} is outside of the class; indent it"
+        elif hook == "compute_reward" and (others := [name for name in own if name in _REWARDS]):
+            said = f"{env_cls.__name__} has {others[0]}, and needs {hook}{CALLED[hook]}: rename it"
         elif likeness >= NEAR_MISSING:
             said = f"{env_cls.__name__} has {near}, and needs {hook}{CALLED[hook]}: rename it"
         elif hook == "compute_reward":

@@ -187,8 +187,9 @@ def test_an_environment_that_scores_nothing_is_one_finding() -> None:
     )
     (finding,) = report.findings
     assert "rollouts without a score: ValueError: the rubric is missing (test_new_environments.py, line" in finding
-    (trace,) = report.tracebacks
-    assert 'raise ValueError("the rubric is missing")' in trace and trace in str(report)
+    trace = report.code[finding]
+    assert 'raise ValueError("the rubric is missing")' in trace and f"{finding}\n{trace}" in str(report)
+    assert str(report).count("the rubric is missing") == 2, "the reason, and the line of code"
 
 
 def test_each_reason_without_a_score_has_its_own_count() -> None:
@@ -208,7 +209,8 @@ def test_different_exceptions_of_one_line_are_all_shown() -> None:
     report = asyncio.run(
         check_environment(type("Echo", (Echo,), {"__module__": __name__, "earns": staticmethod(fails)}), items=2)
     )
-    assert sorted(trace.split(": ")[1] for trace in report.tracebacks) == ["KeyError", "ValueError"]
+    kinds = [re.findall(r"score: (\w+):", finding) for finding in report.findings]
+    assert sorted(map(str, kinds)) == ["['KeyError']", "['ValueError']"] and len(report.code) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,18 @@ nothing or call tools at random must earn nothing."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from backends.text import counted
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.tracebacks import lines_of
+from lachesis.tracebacks import defined_at
 from lachesis_console.auditing.of_environment import SLOW_SANDBOX, SLOW_SETUP
 from lachesis_console.auditing.plan import AuditPlan
 from lachesis_console.auditing.playing import NO_REFERENCE, NO_SOLUTION, Stage
+from lachesis_console.auditing.records import asked_for
+from lachesis_tools import BUILTIN_TOOLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +50,12 @@ class CheckReport:
     """Mistakes, or what looks like one."""
     notes: list[str] = field(default_factory=list)
     """Notes for the author, which are right for many environments."""
-
-    @property
-    def tracebacks(self) -> list[str]:
-        """Those of the author's code, each line that failed once."""
-        every = [each for played in self.played for each in played.tracebacks.items()]
-        found: dict[Any, tuple[str, str]] = {}
-        for reason, trace in every:
-            found.setdefault((reason.partition(":")[0], lines_of(trace) or reason), (reason, trace))
-        return [f"exception in the environment: {reason}\n{trace.rstrip()}" for reason, trace in found.values()]
+    code: dict[str, str] = field(default_factory=dict)
+    """By finding: the author's lines that an exception went through."""
 
     def __str__(self) -> str:
-        return "\n".join([*self.tracebacks, *self.findings, *self.notes]) or "nothing suspicious"
+        found = [f"{each}\n{self.code[each]}" if each in self.code else each for each in self.findings]
+        return "\n".join([*found, *self.notes]) or "nothing suspicious"
 
 
 async def check_environment(
@@ -90,6 +84,7 @@ async def check_environment(
     for policy in dict.fromkeys(play.policy for play in stage.plays):
         report.played.append(_played(policy, stage))
     _judge(report)
+    report.notes += _undescribed(stage)
     for method, limit in (("setup", SLOW_SETUP), ("setup_sandbox", SLOW_SANDBOX)):
         if (longest := stage.facts.setup.get(method, 0.0)) > limit:
             report.findings.append(
@@ -108,21 +103,35 @@ def _played(policy: str, stage: Stage) -> Played:
     reasons = Counter(play.reason for play in played if play.reward is None)
     tracebacks = {play.reason: play.traceback for play in reversed(played) if play.traceback}
     # What the prompt asks for has to be read where the agent leaves it.
-    looks = [look for play in played for look in play.looks if not _asked_for(look, play.prompt)]
+    looks = [look for play in played for look in play.looks if not asked_for(look, play.words)]
     return Played(policy, rewards, reasons, tracebacks, list(dict.fromkeys(looks)))
 
 
-def _asked_for(look: str, prompt: str) -> bool:
-    call, path, *_ = look.split("'")
-    return "terminal" not in call and re.search(rf"(?<![\w/.-]){re.escape(path)}(?![\w/-])", prompt) is not None
+def _undescribed(stage: Stage) -> list[str]:
+    """A line for each tool of the author's own whose docstring leaves out a parameter."""
+    offered = {tool["function"]["name"] for tools in stage.facts.tools for tool in tools}
+    own = [tool for name, tool in stage.env.tools.items() if name in offered and name not in BUILTIN_TOOLS]
+    missing = {tool: [name for name, (_, field) in tool.declared.items() if not field.description] for tool in own}
+    return [
+        f"the tool {tool.name!r}{defined_at(tool.function)} does not describe {', '.join(names)}: the model sees a "
+        "name and a type; add an `Args:` section to its docstring"
+        for tool, names in missing.items()
+        if names and tool.schema is None
+    ]
 
 
 def _judge(report: CheckReport) -> None:
     """Add what the rewards show."""
     add = report.findings.append
+    for reason in dict.fromkeys(reason for played in report.played for reason in played.reasons):
+        who = [played for played in report.played if reason in played.reasons]
+        count = sum(played.reasons[reason] for played in who)
+        said = f"{' and '.join(played.policy for played in who)}: {counted(count, 'rollout')} without a score: {reason}"
+        add(said)
+        trace = next((played.tracebacks[reason] for played in who if reason in played.tracebacks), "").rstrip()
+        if trace and trace not in report.code.values():
+            report.code[said] = trace
     for played in report.played:
-        for reason, count in played.reasons.items():
-            add(f"{played.policy}: {counted(count, 'rollout')} without a score: {reason}")
         for title, scored in played.by_item.items():
             if played.policy == "reference" and len(set(scored)) > 1:
                 listed = " and ".join(f"{reward:g}" for reward in scored)

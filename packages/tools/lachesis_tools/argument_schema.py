@@ -119,7 +119,9 @@ def arguments_schema(label: str, parameters: Parameters) -> tuple[type[BaseModel
         schema = model.model_json_schema(by_alias=True)
         schema = _clean(schema, schema.get("$defs", {}))
     except Exception as error:
-        raise TypeError(f"tool {label!r}: no JSON schema for its parameters: {error}") from error
+        said = str(error).partition(". Set `")[0].splitlines()[0]  # not pydantic's advice, which is for its models
+        said = re.sub("Unable to generate pydantic-core schema for (.*)", r"\1 is no type of JSON", said)
+        raise TypeError(f"tool {label!r}: no JSON schema for its parameters: {said}") from error
     ordered = {"type": "object", "properties": schema.get("properties", {}), "required": schema.get("required", [])}
     return model, {**ordered, "additionalProperties": False}
 

@@ -304,7 +304,8 @@ class ToolRegistry(Mapping[str, Tool]):
         self._tools: dict[str, Tool | ToolReference] = {}
         for each in tools:
             if not isinstance(each, Tool | ToolReference):
-                raise TypeError(f"{each!r} is not a tool: decorate it with @tool(toolset=...)")
+                called = getattr(each, "__name__", each)
+                raise TypeError(f"{called!r} is not a tool: decorate it with @tool(toolset=...)")
             if each.name in self._tools:
                 raise ValueError(f"two tools are called {each.name!r}; remove the first with `without({each.name!r})`")
             self._tools[each.name] = each

@@ -18,10 +18,9 @@ import pytest
 from backends.errors import ExitCode
 from lachesis.runs import command_line as cli
 from lachesis.runs.own_process import run
-from lachesis.tracebacks import explained, guess
+from lachesis.tracebacks import explained, guess, near_module
 from lachesis_client.errors import InferenceError
 from lachesis_messages.records.jsonl import JsonlError, JsonlWriter
-from lachesis_train.serve_result import age_quantile
 from tests.support.small_envs import SortWords, does_nothing, lines, served
 
 OURS = ("/lachesis/runs/", "/lachesis/rewards/", "/lachesis/loop/", "asyncio/")
@@ -185,11 +184,11 @@ def test_a_method_that_takes_other_arguments_is_the_authors_to_correct(
 
 
 def test_what_fails_in_our_code_keeps_its_frames() -> None:
-    error = caught(age_quantile, {}, 0.5)
+    error = caught(near_module, 3)
     called = explained(error)
-    assert called.index("in caught") < called.index("in age_quantile"), "the author's call, and where it led"
+    assert called.index("in caught") < called.index("in near_module"), "the author's call, and where it led"
     error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-    assert "in age_quantile" in explained(error), "nobody's but ours"
+    assert "in near_module" in explained(error), "nobody's but ours"
 
 
 @pytest.mark.sample(2)

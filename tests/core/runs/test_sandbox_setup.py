@@ -166,7 +166,7 @@ class Hangs(SortWords):
         (Raises, "ZeroDivisionError: broken"),
         (WithoutAwait, "IsADirectoryError"),
         (FailedCommand, "ended with exit code 3: no such package\n"),
-        (FailedInstall, "exit 1' ended with exit code 1: no package\nTraceback"),
+        (FailedInstall, "exit 1' ended with exit code 1: no package\n  File"),
         (Hangs, "the set-up of the sandbox took longer than setup_timeout = 2 s"),
     ],
 )

@@ -10,7 +10,7 @@ from backends.text import counted
 from lachesis.figures.intervals import mean_of_values
 from lachesis_console.auditing.findings import Findings
 from lachesis_console.auditing.forms import form_of
-from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, map_shown, shown
+from lachesis_console.auditing.records import AuditPlay, EnvironmentFacts, asked_for, map_shown, shown
 from lachesis_console.auditing.sandbox_plays import suspicious
 
 MASKS = (-100.0, -999.0, -1000.0, -9999.0, -1e6, -1e9, 999.0, 9999.0, 1e9)
@@ -268,7 +268,7 @@ class Rewards:
         found = []
         for play in self.by_policy["search of the sandbox"]:
             lines = suspicious(re.split(r"\n|\\n|\"", "\n".join(play.seen)))
-            lines = [line for line in lines if line.split()[1].rpartition("/")[2] not in play.prompt + solving]
+            lines = [line for line in lines if line.split()[1].rpartition("/")[2] not in play.words + solving]
             found += [shown(play, "\n".join(lines))] if lines else []
         if found:
             said = f"the answer of {counted(len(found), 'item')} is in the sandbox where the agent can read it"
@@ -311,7 +311,7 @@ class Rewards:
             self.findings.add("wrong-answer-passes", "error", said, map_shown(hollow))
         self._of_agents_files()
         if passed := self._passing("wrong: "):
-            told = " ".join(f"{play.told} {play.prompt}" for full in passed.values() for play in full)
+            told = " ".join(play.words for full in passed.values() for play in full)
             small = {"wrong: one more", "wrong: a tenth more", "wrong: another fraction"}
             near = {*passed} <= small and _NEAR.search(told)
             # Where no answer is negative, a grader that ignores the sign is seldom wrong.
@@ -336,7 +336,7 @@ class Rewards:
         lying: dict[str, AuditPlay] = {}
         for play in self.by_policy["wrote: what the reference writes"]:
             for path in re.findall(r"\bsame ([\w./-]+)", " ".join(play.seen).replace("\\n", " ")):
-                if path.rpartition("/")[2] not in play.prompt:  # it may have to be copied
+                if path.rpartition("/")[2] not in play.words:  # it may have to be copied
                     lying[path] = play
         if lying:
             said = f"what the reference writes lies in the sandbox before it begins: {', '.join(list(lying)[:3])}"
@@ -353,7 +353,7 @@ class Rewards:
             said = f"the reference policy {name} earns full marks on {counted(len(full), 'item')}"
             self.findings.add("part-ignored", "warning" if len(full) < 2 else "error", said, map_shown(full))
         for full in self._passing("more: ").values():
-            asked = " ".join(f"{play.told} {play.prompt}" for play in full)
+            asked = " ".join(play.words for play in full)
             self.findings.add(
                 "more-than-asked",
                 "error" if _ONLY.search(asked) and len(full) > 1 else "note",
@@ -398,7 +398,7 @@ class Rewards:
             said = f"what the agent reads after a wrong answer is the right one on {counted(len(full), 'item')}"
             self.findings.add("answer-in-tools", "error", said, map_shown(full))
         for full in self._passing("guesses: ").values():
-            asked = " ".join(f"{play.told} {play.prompt}" for play in full)
+            asked = " ".join(play.words for play in full)
             severity = "note" if re.search(r"attempt|guess|\btry\b|tries|again|hint", asked, re.I) else "error"
             said = f"wrong answers before the right one cost nothing on {counted(len(full), 'item')}"
             self.findings.add("guessing-passes", severity, said, map_shown(full))  # type: ignore[arg-type]
@@ -469,7 +469,7 @@ class Rewards:
             self.findings.add("constant-answer", severity, text, [{"text": answer}])  # type: ignore[arg-type]
 
     def _looks(self) -> None:
-        looks = sorted({look for play in self.plays for look in play.looks})
+        looks = sorted({look for play in self.plays for look in play.looks if not asked_for(look, play.words)})
         if looks:
             said = f"the reward reads in the agent's own sandbox: {', '.join(looks[:3])}"
             self.findings.add("reads-agents-files", "note", said)

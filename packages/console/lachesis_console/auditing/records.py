@@ -63,6 +63,11 @@ class AuditPlay:
         return [call["name"] for turn in self.turns for call in turn["calls"]]
 
     @property
+    def words(self) -> str:
+        """All that the environment itself tells the agent before the first turn."""
+        return f"{self.told} {self.prompt}"
+
+    @property
     def signature(self) -> tuple[Any, ...]:
         return (self.reward, self.kind, self.prompt, *self.seen)
 
@@ -116,6 +121,13 @@ class EnvironmentFacts:
     """When the environment was ready, in seconds since 1970."""
     memory: float = 0.0
     """MiB of all processes when it was ready."""
+
+
+def asked_for(look: str, words: str) -> bool:
+    """Whether the words name the file of a look into the agent's sandbox: it has to be read where the agent leaves
+    it."""
+    call, path, *_ = look.split("'")
+    return "terminal" not in call and re.search(rf"(?<![\w/.-]){re.escape(path)}(?![\w/-])", words) is not None
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:

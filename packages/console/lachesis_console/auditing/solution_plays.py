@@ -201,7 +201,7 @@ class SolutionPlays:
 
     def _told(self, item: int) -> str:
         solved = self.solved(item)
-        return f"{solved.told}\n{solved.prompt}" if solved is not None else ""
+        return solved.words if solved is not None else ""
 
     async def repeating(self) -> None:
         """Steps of the reference, repeated: on the first item that it solves by steps."""

@@ -12,13 +12,13 @@ from rich.table import Table
 
 from backends.text import counted
 from lachesis.cli.verb_parser import ENVIRONMENT, VerbParser, count
-from lachesis.runs.prose import print_table
+from lachesis.runs.prose import print_prose, print_table
 
 _DESCRIPTION = """\
-Run three policies in an environment: its reference policy, twice for each item, one that does nothing, and one that
-calls tools at random. Report what is suspicious: less than 1 for the reference, rewards for the others, rewards that
-differ between equal rollouts or never differ, and a slow set-up. Other flags are settings: --env.NAME VALUE, --config
-FILE.
+Run up to three policies in an environment: its reference policy, if it has one, twice for each item, one that does
+nothing, and one that calls tools at random. Report what is suspicious: less than 1 for the reference, rewards for the
+others, rewards that differ between equal rollouts or never differ, and a slow set-up. Other flags are settings:
+--env.NAME VALUE, --config FILE.
 """
 
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.recorded is not None:
         env_cls = with_recordings(env_cls, given.recorded)
     Console(emoji=False, stderr=True).print(
-        f"{given.environment}: running {counted(given.n, 'item')} with three policies", style="dim"
+        f"{given.environment}: running {counted(given.n, 'item')} without a model", style="dim"
     )
     try:
         report = asyncio.run(check_environment(env_cls, flags, items=given.n))
@@ -56,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = [f"{value:.3f}" for value in figures] or ["–"] * 3
         table.add_row(played.policy, str(plays), *shown, str(plays - len(rewards)))
     print_table(console, table)
-    for text in report.tracebacks:
-        console.print(f"\n{text}\n", markup=False, highlight=False, soft_wrap=True)
     for text in report.findings:
-        console.print(f"suspicious: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        print_prose(console, f"suspicious: {text}", style="yellow")
+        if text in report.code:
+            console.print(report.code[text], markup=False, highlight=False, soft_wrap=True)
     for text in report.notes:
-        console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
+        print_prose(console, f"note: {text}")
     if not report.findings:
         console.print("nothing suspicious")
         next_step = f"next  {program()} audit {quote(given.environment)}   (tries cheats and wrong answers)"

@@ -120,10 +120,11 @@ def texts_of(content: Any) -> Iterator[str]:
 
 
 def last_words(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
-    """Why a rollout has no score, in a line: what its error ends with, or what ended it early; may be empty."""
+    """Why a rollout has no score, in a line: what its error says, or what ended it early; may be empty."""
     traceback = rollout.get("traceback") or group.get("traceback")
     if traceback:
-        return str(traceback.strip().splitlines()[-1])
+        lines = traceback.strip().splitlines()
+        return str(lines[-1 if lines[0].startswith("Traceback") else 0])
     return "" if rollout["outcome"] == "completed" else str(rollout["reason"])
 
 
