@@ -553,8 +553,10 @@ def test_a_tool_that_works_and_items_that_come_again_are_no_fault_of_the_tool_or
     assert found["duplicates"] == "warning"
     assert not {"tool-fails", "prompts-alike"} & {*found}
     said = capsys.readouterr().out
-    assert re.search(r"^reward 0 in \d+ rollouts of \d\d other policies", said, re.MULTILINE)
-    assert said.splitlines()[-1].startswith("in all: ")
+    first = said.partition("\n")[0]
+    assert re.search(r"spell_env.py: \d+ warnings?, .* in \d+ policies, \d+ rollouts$", first), first
+    assert said.index("\nwarning: ") < said.index("\npolicy "), "what was found is above the table"
+    assert re.search(r"^policies without a finding: \d\d with reward 0 \(\d+ rollouts\)", said, re.MULTILINE)
 
 
 def test_the_page_has_every_finding_and_no_other() -> None:

@@ -146,7 +146,7 @@ def _answers(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Find
     """Whether prompts say the answer."""
     found = []
     said = {play.item: play for play in plays if (play.policy, play.block) == ("reference", "first") and play.turns}
-    prompts = {play.item: f"{play.prompt}\n{play.told}" for play in plays if play.prompt}
+    prompts = {play.item: play.words for play in plays if play.prompt}
     shown_by: dict[int, dict[str, Any]] = {}
     for item, prompt in prompts.items():
         last = said[item].turns[-1]["text"].strip() if item in said else ""
@@ -297,7 +297,9 @@ def _exceptions(plays: Sequence[AuditPlay], findings: Findings) -> None:
         odd = all(
             play.policy.startswith(("noise", "answer", "garbage", "echo", "cheat", "wrong", "more")) for play in found
         )
-        said = f"{found[0].policy}: {counted(len(found), 'rollout')} without a score: {reason}"
+        policies = {play.policy for play in found}
+        who = found[0].policy if len(policies) == 1 else f"{len(policies)} policies"
+        said = f"{who}: {counted(len(found), 'rollout')} without a score: {reason}"
         evidence = [shown(play, play.traceback[-300:]) for play in found]
         if kind == "fault":
             said = f"the reward raised in {counted(len(found), 'rollout')}, scored as the agent's fault: {reason}"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
+from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -13,11 +17,21 @@ from rich.table import Table
 from backends.errors import SettingsError
 from backends.text import counted, escaped
 from lachesis.cli.verb_parser import ENVIRONMENT, VerbParser, count
-from lachesis.runs.prose import print_table
+from lachesis.runs.prose import print_prose, print_table
+from lachesis_console.auditing.findings import AuditFinding
 from lachesis_console.auditing.records import AuditPlay
 
-FEW = 3
-"""Policies with one reward that share a line."""
+if TYPE_CHECKING:
+    from lachesis_console.auditing.report import Audit
+
+_COLOURS = {"error": "red", "warning": "yellow", "note": "default"}
+"""By severity, the worst first."""
+_ALWAYS = {"reference", "nothing", "random"}
+"""Policies with which others are compared."""
+_LONGEST = 200
+"""Characters that are shown of a text."""
+_CUT = re.compile(r"(?!\s)|\s+[~^]+$")
+"""Lines of a traceback that was shortened, and those that only mark a place."""
 _DESCRIPTION = """\
 Find the flaws of an environment, in two processes of its own: run its reference policy, if it has one, policies
 without any skill, and cheats. Exit code 0: no errors found, 1: errors found, 2: it could not be audited. Other flags
@@ -26,11 +40,12 @@ are settings: --env.NAME VALUE. docs/audit.md explains the findings.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table and the findings; the exit code."""
+    """Print the verdict, the findings and the table; the exit code."""
     parser = VerbParser(prog="lachesis audit", description=_DESCRIPTION)
     parser.add_argument("environment", metavar="ENV", help=ENVIRONMENT)
     parser.add_argument("-n", "--items", type=count, default=8, metavar="N", help="items to run (default: 8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
+    parser.add_argument("--all", action="store_true", help="a row for each policy, not only for those of findings")
     parser.add_argument(
         "--item-seconds", type=float, default=60.0, metavar="S", help="time limit of a rollout (default: 60)"
     )
@@ -46,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             given.json.open("a").close()
     except OSError as error:  # not after ten minutes
         raise SettingsError(f"--json {given.json}: cannot be written ({error.strerror})") from None
+    from lachesis.runs.results import program
     from lachesis_console.auditing.report import audit
 
     console, beside = Console(emoji=False), Console(emoji=False, stderr=True)
@@ -63,53 +79,96 @@ def main(argv: Sequence[str] | None = None) -> int:
         given.json.write_text(json.dumps(found.to_record(), indent=1, ensure_ascii=False) + "\n")
     if found.not_audited:
         named = given.environment.partition(":")[0] in found.not_audited.partition("\n")[0]
-        said = f"error: {'' if named else f'{given.environment} could not be audited: '}{found.not_audited}"
+        said = f"error: {'' if named else f'{given.environment} could not be audited: '}{found.not_audited.rstrip()}"
+        if "\n" in said:  # of the author's code
+            said += "\ncorrect it and start again"
         beside.print(said, markup=False, highlight=False, soft_wrap=True)
         return found.exit_code
-    table = Table("policy", "rollouts", "mean reward", "lowest", "highest", "no score", "s", box=None, pad_edge=False)
+    print_audit(console, found, every=given.all)
+    if given.json is not None and found.findings:
+        print_prose(console, f"next  {program()} view {quote(str(given.json))}   (the rollouts of each)", style="dim")
+    return found.exit_code
+
+
+def print_audit(console: Console, found: Audit, *, every: bool = False) -> None:
+    """The verdict, the findings, then a table of policies: of those of findings, or of all."""
     by_policy: dict[str, list[AuditPlay]] = defaultdict(list)
     for play in found.plays:
         by_policy[play.policy].append(play)
-    alike = _alike(by_policy)
-    told = {name for names in alike.values() for name in names}
-    for name, played in by_policy.items():
-        if name in told:
+    _print_verdict(console, found, len(by_policy))
+    for each in found.findings:
+        _print_finding(console, each)
+    console.print()
+    for text in found.facts.left_out:
+        _print_lines(console, f"not looked at: {text}", style="dim")
+    _print_policies(console, found, by_policy, every=every)
+
+
+def _print_verdict(console: Console, found: Audit, policies: int) -> None:
+    kinds = Counter[str](each.severity for each in found.findings)
+    said = ", ".join(counted(kinds[name], name) for name in _COLOURS if kinds[name])
+    kind = "policy" if policies == 1 else "policies"
+    where = f"in {policies} {kind}, {counted(len(found.plays), 'rollout')}"
+    worst = next((name for name in _COLOURS if kinds[name]), "")
+    style = f"bold {_COLOURS.get(worst, 'green')}"
+    print_prose(console, f"{found.target}: {said or 'nothing found'} {where}", style=style)
+
+
+def _print_finding(console: Console, finding: AuditFinding) -> None:
+    """What was seen, two examples, and what to do."""
+    console.print()
+    _print_lines(console, f"{finding.severity}: {finding.said}", style=_COLOURS[finding.severity])
+    told = set()
+    for seen in finding.evidence[:2]:
+        if 'File "' in (text := str(seen.get("text", ""))):  # the same lines for each
+            told.add("\n".join(f"  {line}" for line in text.strip("\n").splitlines() if not _CUT.match(line)))
             continue
+        values = {"on item": seen.get("item"), "by": seen.get("policy"), "reward": seen.get("reward"), "": text}
+        values[""] = f"“{escaped(text[:_LONGEST])}{'…' * (len(text) > _LONGEST)}”" if text else ""
+        known = (
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in values.items()
+            if value not in ("", None)
+        )
+        _print_lines(console, "  " + ", ".join(each.strip() for each in known), style="dim")
+    for lines in told:
+        console.print(lines, style="dim", markup=False, highlight=False, soft_wrap=True)
+    _print_lines(console, f"  = {finding.next_step} ({finding.code})")
+
+
+def _print_policies(
+    console: Console, found: Audit, by_policy: Mapping[str, Sequence[AuditPlay]], *, every: bool
+) -> None:
+    """A row for each policy of a finding and for what they are compared with, and a line for all others."""
+    named = {str(seen.get("policy")) for each in found.findings for seen in each.evidence} | _ALWAYS
+    rows = [name for name in by_policy if every or name in named]
+    table = Table("policy", "rollouts", "mean reward", "lowest", "highest", "no score", "s", box=None, pad_edge=False)
+    for name in rows:
+        played = by_policy[name]
         rewards = [play.reward for play in played if play.reward is not None]
         figures = (sum(rewards) / len(rewards), min(rewards), max(rewards)) if rewards else ()
         shown = [f"{value:.3f}" for value in figures] or ["–"] * 3
         seconds = sum(play.seconds for play in played) / len(played)
         table.add_row(name, str(len(played)), *shown, str(len(played) - len(rewards)), f"{seconds:.2f}")
-    if table.rows:
-        print_table(console, table)
-    for word, said in found.explained.items():
-        console.print(f"{word}: {said}", style="dim", markup=False, highlight=False, soft_wrap=True)
-    for reward, names in sorted(alike.items()):
-        rollouts = counted(sum(len(by_policy[name]) for name in names), "rollout")
-        console.print(f"reward {reward:g} in {rollouts} of {len(names)} other policies (--json has each)", style="dim")
-    colours = {"error": "red", "warning": "yellow", "note": "default"}
-    for each in found.findings:
-        style = colours[each.severity]
-        console.print(f"{each.severity}: {each.code}: {each.said}", style=style, markup=False, soft_wrap=True)
-        for seen in each.evidence[:2]:
-            text = ", ".join(f"{name} {value}" for name, value in seen.items() if value not in ("", None))
-            console.print(f"    {escaped(text[:300])}", style="dim", markup=False, highlight=False, soft_wrap=True)
-        console.print(f"    next step: {each.next_step}", markup=False, highlight=False, soft_wrap=True)
-    for text in found.facts.left_out:
-        console.print(f"not looked at: {text}", markup=False, highlight=False, soft_wrap=True)
-    kinds = Counter[str](each.severity for each in found.findings)
-    said = ", ".join(counted(kinds[name], name) for name in colours if kinds[name])
-    console.print(f"in all: {said}" if said else "nothing suspicious", markup=False)
-    return found.exit_code
-
-
-def _alike(by_policy: Mapping[str, Sequence[AuditPlay]]) -> dict[float, list[str]]:
-    """By reward the policies that earned it in every rollout, where they need no row: several of them, or without a
-    reward, and none with full marks."""
-    found: dict[float, list[str]] = defaultdict(list)
+    print_table(console, table)
+    others: dict[str, list[int]] = defaultdict(list)
     for name, played in by_policy.items():
-        rewards = {play.reward for play in played}
-        if name != "reference" and len(rewards) == 1 and (reward := rewards.pop()) is not None:
-            found[reward].append(name)
-    highest = max((play.reward or 0.0 for played in by_policy.values() for play in played), default=0.0)
-    return {reward: names for reward, names in found.items() if reward == 0 or (len(names) >= FEW and reward < highest)}
+        if name not in rows:
+            scores = {play.reward for play in played if play.reward is not None}
+            said = f"reward {scores.pop():g}" if len(scores) == 1 else "other rewards" if scores else "no score"
+            others[said].append(len(played))
+    listed = (f"{len(counts)} with {said} ({counted(sum(counts), 'rollout')})" for said, counts in others.items())
+    if others:
+        _print_lines(console, f"policies without a finding: {', '.join(listed)}; --all has a row for each", style="dim")
+    for word, said in found.explained.items():
+        if any(name.partition(":")[0] == word for name in rows):
+            _print_lines(console, f"{word}: {said}", style="dim")
+
+
+def _print_lines(console: Console, text: str, *, style: str = "default") -> None:
+    """A sentence, whose further lines on a terminal begin below its words."""
+    if console.is_terminal:
+        indent = " " * (2 * (len(text) - len(text.lstrip()) > 0) + 2)
+        lines = wrap(text, max(40, console.width), subsequent_indent=indent, break_on_hyphens=False)
+        text = "\n".join(lines)
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
