@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lachesis.loop.outcome import in_words
 from lachesis.loop.rollout import DECLINED, MODEL_SERVER
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Exclusion:
             if sum(self.unscored.values()) < self.rollouts:  # otherwise no item is special
                 yield "left out most", "; ".join(str(rates) for rates in self.items[:3] if rates.unscored)
         if self.by_rule:
-            yield "scored by rule", _rates(self.by_rule, self.rollouts)
+            yield "fixed score", _rates(self.by_rule, self.rollouts)
 
     def shares(self) -> dict[str, float]:
         """Of all rollouts, by name."""
@@ -130,7 +131,7 @@ def item_of(item_key: str) -> str:
 
 
 def _rates(counts: Mapping[str, int], rollouts: int) -> str:
-    return ", ".join(f"{kind} {count} ({100 * count / rollouts:.1f} %)" for kind, count in counts.items())
+    return ", ".join(f"{in_words(kind)} {count} ({100 * count / rollouts:.1f} %)" for kind, count in counts.items())
 
 
 class Exclusions:

@@ -41,7 +41,7 @@ class UnscoredCause:
     count: int = 0
 
     def __str__(self) -> str:
-        return f"{self.count:,} x {self.kind}: {self.example}"
+        return f"{self.count:,} x {in_words(self.kind)}: {self.example}"
 
 
 class Causes:

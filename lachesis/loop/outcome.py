@@ -40,7 +40,11 @@ OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)
 DECLINED = "declined"
 """The kind of a rollout (`Rollout.unscored_kind`) whose score is not missing: a batch has none, or the reward is None
 on purpose."""
-SHOWN = {Outcome.CONTEXT_EXHAUSTED.value: "out of tokens", DECLINED: "no reward"}
+SHOWN = {
+    Outcome.CONTEXT_EXHAUSTED.value: "out of tokens",
+    Outcome.AGENT_FAULT.value: "agent's fault",
+    DECLINED: "no reward",
+}
 """What people read in the place of a name: a context is only one of the limits of tokens."""
 
 

@@ -212,6 +212,6 @@ def _show_first(env: Environment, rollouts: Iterable[Rollout]) -> None:
         line = rollout.agent_fault.rpartition("(")[2]
         if rollout.fault_traceback and line not in shown:
             shown.add(line)
-            line = f"agent_fault, on {rollout.item_key}: {rollout.agent_fault}"
+            line = f"the agent's fault, on {rollout.item_key}: {rollout.agent_fault}"
             env.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
             env.console.print(rollout.fault_traceback, markup=False, highlight=False, soft_wrap=True)

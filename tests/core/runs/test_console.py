@@ -88,7 +88,7 @@ def test_a_policy_that_raises_stands_with_its_line_and_count_under_one_group(
 
     assert cli.main(Careless, flags(tmp_path, "--openai.model_name", "reference")) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "rollouts without a score: 2 x infra_error" in said
+    assert "rollouts without a score: 2 x infra error" in said
     assert "KeyError: 'answer' (test_console.py, line" in said and "correct reference_policy" in said
     assert f"1 of the groups had no scored rollout; {REPEATS}" in said and "start again" not in said
 
@@ -98,7 +98,7 @@ async def test_failures_that_may_pass_are_counted_by_cause_and_starting_again_is
     (cause,) = result.figures.causes
     assert (cause.count, cause.kind, cause.may_pass) == (2, "model_server", True)
     said = shown(result)
-    assert "2 x model_server: server http://127.0.0.1" in said
+    assert "2 x model server: server http://127.0.0.1" in said
     assert "1 of the groups had no scored rollout; start again to play them" in said
 
 
@@ -108,7 +108,7 @@ async def test_a_server_of_another_kind_is_no_reason_to_start_again(tmp_path: Pa
             SortWords, tmp_path, lambda _: web.json_response({"status": "ok"}), total_steps=5, max_num_workers=1
         )
     said = str(stopped.value)
-    assert "6 x model_server: server" in said and "check that base_url points to" in said
+    assert "6 x model server: server" in said and "check that base_url points to" in said
     assert REPEATS in said and "start again" not in said
 
 
@@ -129,7 +129,7 @@ def test_faults_that_differ_in_ids_are_counted_together_with_the_setting_of_the_
         figures.add("x", Rollout("a", "key", number, outcome, reason, 0.0, None, agent_fault=fault))
     assert [*figures.causes] == [] and len(figures.faults) == 1
     (line,) = figures.faults.lines()
-    assert line.startswith("2 x agent_fault: sandbox lachesis-0f55ccf5e8aa02 is gone")
+    assert line.startswith("2 x agent's fault: sandbox lachesis-0f55ccf5e8aa02 is gone")
     assert line.endswith("memory_bytes is env.terminal_memory, in MiB)")
 
 
@@ -392,7 +392,7 @@ async def test_one_of_anything_is_said_in_the_singular(tmp_path: Path, capsys: p
 def test_no_width_of_a_terminal_cuts_the_counts(width: int) -> None:
     console = Console(file=(out := io.StringIO()), width=width, force_terminal=True)
     note = "about 0:02 left, 2 groups sent, 0 waiting, 0 refused; 2 groups playing"
-    cause = "2 x infra_error: " + "the server rejects the request " * 5 + "to the end"
+    cause = "2 x infra error: " + "the server rejects the request " * 5 + "to the end"
     with Progress(console, "an-environment") as progress:
         progress.show(Standing(4, 6, "groups", note, [("because", cause)]))
     said = " ".join(Text.from_ansi(out.getvalue()).plain.split())

@@ -286,7 +286,7 @@ async def test_a_run_ends_with_the_alarm_in_its_table_and_its_report(tmp_path: P
     shown = io.StringIO()
     print_result(Console(file=shown, width=200), result)
     assert alarm in shown.getvalue()
-    assert "declined 35 (43.8 %)" in shown.getvalue() and "7 of 8 of" in shown.getvalue()
+    assert "no reward 35 (43.8 %)" in shown.getvalue() and "7 of 8 of" in shown.getvalue()
     page = result.files.report.read_text()
     assert f"<b>Alarm:</b> {alarm.replace(chr(39), '&#39;')}" in page
     assert page.count("<td>87.5 %</td>") == 10, "five items: their share, and that of the kind"

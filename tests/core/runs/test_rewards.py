@@ -211,7 +211,7 @@ async def test_a_reward_that_leaves_every_rollout_out_is_named_in_the_table(
 
     print_result(Console(), await process(Nothing, tmp_path, does_nothing, total_steps=1))
     said = " ".join(capsys.readouterr().out.split())
-    assert "2 x declined: a reward returned None 1 of the groups had no scored rollout" in said
+    assert "2 x no reward: a reward returned None 1 of the groups had no scored rollout" in said
 
 
 @pytest.mark.parametrize(
