@@ -22,7 +22,7 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 19_030,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
-    "lachesis": 19_310,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
+    "lachesis": 19_330,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
     "lachesis_client": 2_960,  # streams
     "lachesis_compat": 5_330,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_800,  # the plays and findings of the audit, chats that lose nothing, also behind summaries
@@ -34,7 +34,7 @@ LIMITS = {
     "lachesis_testing": 9_140,
     "lachesis_tokens": 13_720,  # credit by turn and in trees, the download of the embedded model
     "lachesis_tools": 5_910,  # tools of the web and on request, MCP servers, images, the browser
-    "lachesis_train": 17_710,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
+    "lachesis_train": 17_720,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
     "lachesis_view": 6_470,  # trees, items by samples, notes that stay with their rollouts, diffs, pages to send, SFT
     "tool_call_parsers": 12_000,
 }

@@ -10,20 +10,27 @@ import itertools
 import signal
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from rich.console import Console
 
-from backends.errors import ExitCode, LachesisError, SettingsError, cannot_read
+from backends.errors import ExitCode, LachesisError, SettingsError
 from lachesis.runs import own_process
 from lachesis.runs.prose import print_prose
 from lachesis.runs.run_folder import name_problem
+from lachesis.settings.checked import (
+    Problems,
+    SettingsFile,
+    read_yaml,
+    reject_unknown,
+    settings_error,
+    validate_settings,
+)
 from lachesis.settings.chosen import as_env_config, chosen_values
-from lachesis.settings.flags import YamlLoader, accepts, close_names, make_parser, truth
+from lachesis.settings.flags import make_parser, truth
 from lachesis.settings.hooks import misspelt_hooks, require_hooks
 from lachesis.settings.server_settings import ServerConfig, as_server_configs, describe, is_local_model, needs_start
 from lachesis.settings.setting_facts import facts_of
@@ -31,15 +38,11 @@ from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis.tracebacks import explained, guess, place
 
 if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
     from lachesis.runs.environment import Environment
 
 TOP_LEVEL = ("env", "openai", "slurm", "testing", "agent")
 OF_TRAINER = ("training", "tinker", "sft", "environments")
 """Sections of `launch_training.py`, which may be in the same file."""
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 def main(
@@ -146,9 +149,9 @@ def read_settings(
     except ValidationError as error:
         defaults = f"the defaults of {env_cls.__name__}"
         if error.title == env_cls.env_config_cls.__name__:
-            raise _settings_error(error, env_cls.env_config_cls, f"{defaults}: env") from error
+            raise settings_error(error, env_cls.env_config_cls, f"{defaults}: env") from error
         if error.title == ServerConfig.__name__:  # its model knows which values are secret
-            raise _settings_error(error, ServerConfig, f"{defaults}: openai") from error
+            raise settings_error(error, ServerConfig, f"{defaults}: openai") from error
         raise
     default_config = as_env_config(default_config, env_cls.env_config_cls)
     default_servers = as_server_configs(in_code)
@@ -158,53 +161,63 @@ def read_settings(
     path = given.pop("config", None)
     del given["parser"]
     flags = nest_flags(given)
-    file = read_yaml(Path(path)) if path else {}
-    reject_unknown(f"{path}: ", file, (*TOP_LEVEL, *OF_TRAINER))
+    file, problems = read_yaml(Path(path)) if path else SettingsFile(), Problems()
+    fields = type(default_config).model_fields
+    elsewhere = {"env": fields, "openai": ServerConfig.model_fields}
+    with problems.collected():
+        places = file.places((), file)
+        reject_unknown(f"{path}: ", file, (*TOP_LEVEL, *OF_TRAINER), places, elsewhere)
 
-    from_file = file.get("env") or {}
-    if not isinstance(from_file, dict):
-        raise SettingsError(f"{path}: env: must be a mapping of settings, not a {type(from_file).__name__}")
-    from_file = {**_agent_section(path, file.get("agent")), **from_file}
+    from_file = dict[str, Any]()
+    origins = dict[str, str]()
+    for section in ("agent", "env"):  # `agent:` of Hermes Agent's file: `env:` wins over it
+        with problems.collected():
+            found = file.section(section)
+            from_file |= found
+            origins |= file.places((section,), found, flags.get("env", {}))
+            if section == "agent":
+                reject_unknown("agent.", found, ("save_trajectories",), origins)
     env_values = {**chosen_values(default_config), **from_file, **flags.get("env", {})}
-    origins = file_of_settings(path, from_file, flags.get("env", {}))
-    reject_unknown("env.", env_values, type(default_config).model_fields, origins)
-    config = validate_settings(type(default_config), env_values, "env", origins)
-    for name in type(config).model_fields:
-        if (instead := facts_of(type(config), name).use_instead) and getattr(config, name):
-            raise SettingsError(f"{origins.get(name, '')}env.{name} is not translated for model servers; use {instead}")
-    if command == "process" and config.total_steps < 1:
-        raise SettingsError(
-            f"{origins.get('total_steps', '')}env.total_steps: -1 is the number of the trainer's steps, which only "
-            "`serve` knows"
+    with problems.collected():
+        reject_unknown("env.", env_values, fields, origins, {"openai": ServerConfig.model_fields})
+    config = default_config
+    with problems.collected():
+        known = {name: value for name, value in env_values.items() if name in fields}
+        config = validate_settings(type(default_config), known, "env", origins)
+        for name in fields:
+            if (instead := facts_of(type(config), name).use_instead) and getattr(config, name):
+                raise SettingsError(
+                    f"{origins.get(name, '')}env.{name} is not translated for model servers; use {instead}"
+                )
+        if command == "process" and config.total_steps < 1:
+            raise SettingsError(
+                f"{origins.get('total_steps', '')}env.total_steps: -1 is the number of the trainer's steps, which only "
+                "`serve` knows"
+            )
+    servers = list[ServerConfig]()
+    with problems.collected():
+        servers = _servers(
+            default_servers,
+            file,
+            flags.get("openai", {}),
+            names_tokenizer="tokenizer_name" in {**from_file, **flags.get("env", {})},
+            ask=ask,
         )
-    servers = _servers(
-        default_servers,
-        path,
-        file.get("openai"),
-        flags.get("openai", {}),
-        names_tokenizer="tokenizer_name" in {**from_file, **flags.get("env", {})},
-        ask=ask,
-    )
+    options = dict[str, bool]()
+    for name in ("slurm", "testing"):
+        with problems.collected():
+            try:
+                options[name] = truth(str(flags.get(name, file.get(name) or False)))
+            except ArgumentTypeError as error:
+                raise SettingsError(f"{file.place(name)}{name}: {error}") from None
+    problems.raise_all()
     _note_without_effect(command, default_config, file, flags)
-    try:
-        options = {name: truth(str(flags.get(name, file.get(name) or False))) for name in ("slurm", "testing")}
-    except ArgumentTypeError as error:
-        raise SettingsError(f"{path}: slurm or testing: {error}") from None
     return command, {"config": config, "server_configs": servers, **options}
-
-
-def _agent_section(path: str | None, section: Any) -> dict[str, Any]:
-    """`agent:` of Hermes Agent's file: whether trajectories are saved. `env:` and flags win over it."""
-    if not isinstance(section or {}, dict):
-        raise SettingsError(f"{path}: agent: must be a mapping of settings, not a {type(section).__name__}")
-    reject_unknown(f"{path}: agent.", section or {}, ("save_trajectories",))
-    return dict(section or {})
 
 
 def _servers(
     defaults: list[ServerConfig],
-    path: str | None,
-    from_file: Any,
+    file: SettingsFile,
     from_flags: Mapping[str, Any],
     *,
     names_tokenizer: bool,
@@ -215,9 +228,10 @@ def _servers(
     A tokenizer that the code names is that of the code's models. Another model has its own, unless the file or a flag
     names one, as `openai.tokenizer_name` or (`names_tokenizer`) as `env.tokenizer_name`.
     """
+    from_file = file.get("openai")
     entries = from_file if isinstance(from_file, list) else [from_file or {}]
     if not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise SettingsError(f"{path}: openai: must be a mapping of server settings, or a list of them")
+        raise SettingsError(f"{file.place('openai')}openai: must be a mapping of server settings, or a list of them")
     if isinstance(from_file, list):
         layers: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [({}, entry) for entry in from_file]
     elif from_file and len(defaults) > 1:
@@ -231,9 +245,11 @@ def _servers(
         )
     servers = []
     own_models = {default.model_name for default in defaults}
-    for base, chosen in layers:
+    problems = Problems()
+    for number, (base, chosen) in enumerate(layers):
         given = {**chosen, **from_flags}
-        origins = file_of_settings(path, chosen, from_flags)
+        section = ("openai", number) if isinstance(from_file, list) else ("openai",)
+        origins = file.places(section, chosen, from_flags)
         if ask is not None and "base_url" in given and not given.keys() & {"server_type", "engine"}:
             own = ask(str(given["base_url"] or ""), str(given.get("api_key") or ""))
             known = {*given, *(["tokenizer_name"] if names_tokenizer else [])}
@@ -243,8 +259,12 @@ def _servers(
                 text = f"{given['base_url']} is the policy server of a training run: {shown}"
                 Console(emoji=False, stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
         values = {**base, **chosen, **from_flags}
-        reject_unknown("openai.", values, ServerConfig.model_fields, origins)
-        server = validate_settings(ServerConfig, values, "openai", origins)
+        with problems.collected():
+            reject_unknown("openai.", values, ServerConfig.model_fields, origins)
+        with problems.collected():
+            values = {name: value for name, value in values.items() if name in ServerConfig.model_fields}
+            server = validate_settings(ServerConfig, values, "openai", origins)
+        problems.raise_all()
         if server.model_name not in own_models and "tokenizer_name" not in {**chosen, **from_flags}:
             of_env = names_tokenizer or is_local_model(server)
             server.tokenizer_name = "none" if of_env else server.model_name
@@ -312,89 +332,3 @@ def nest_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
         else:
             nested[name] = value
     return nested
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The content of a settings file. Raises SettingsError where it is none."""
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), YamlLoader)
-    except OSError as error:
-        raise SettingsError(f"{cannot_read(path, error)}; name a YAML file of settings") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = str(error).replace(' in "<unicode string>",', "")
-        raise SettingsError(f"{path} is not YAML: {where}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise SettingsError(f"{path} must have its settings under env: and openai:, not be a {type(content).__name__}")
-    return content
-
-
-def file_of_settings(path: str | Path | None, in_file: Iterable[str], flags: Iterable[str]) -> dict[str, str]:
-    """The file that a setting is from, with ": " behind it, by the setting's name; flags win over the file."""
-    return {} if path is None else dict.fromkeys({*in_file} - {*flags}, f"{path}: ")
-
-
-def reject_unknown(prefix: str, given: Iterable[str], known: Iterable[str], origins: Mapping[str, str] = {}) -> None:
-    """Raises SettingsError for a name that is not known, with those that somebody may have meant.
-
-    `origins`: see `file_of_settings`.
-    """
-    known = list(known)
-    for name in given:
-        if name not in known:
-            near = close_names(str(name), known)
-            hint = f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}"
-            file, colon, section = prefix.rpartition(": ")
-            raise SettingsError(f"{origins.get(name, '')}{file}{colon}unknown setting {section}{name}{hint}")
-
-
-def validate_settings(
-    model: type[Model],
-    values: Mapping[str, Any],
-    namespace: str,
-    origins: Mapping[str, str] = {},
-) -> Model:
-    """The settings, checked. Raises SettingsError, which names the setting and the problem.
-
-    `origins`: see `file_of_settings`.
-    """
-    for name in (name for name, value in values.items() if isinstance(value, bool) and name in model.model_fields):
-        kind = model.model_fields[name].annotation  # pydantic takes `yes` for 1
-        if not accepts(kind, bool) and (accepts(kind, int) or accepts(kind, float)):
-            setting = f"{origins.get(name, '')}{namespace}.{name}"
-            raise SettingsError(f"{setting}: must be a number (got {values[name]!r})")
-    try:
-        return model(**values)
-    except ValidationError as error:
-        raise _settings_error(error, model, namespace, origins) from error
-
-
-def _settings_error(
-    error: ValidationError,
-    model: type[BaseModel],
-    namespace: str,
-    origins: Mapping[str, str] = {},
-) -> SettingsError:
-    lines = []
-    for problem in error.errors():
-        at = problem["loc"]
-        setting = f"{origins.get(str(at[0]), '') if at else ''}{'.'.join(map(str, (namespace, *at)))}"
-        lines.append(f"{setting}: {_message(problem)}{_got(model, problem) if at else ''}")
-    return SettingsError("\n       ".join(lines))
-
-
-def _got(model: type[BaseModel], problem: ErrorDetails) -> str:
-    """The rejected value, unless the setting holds secrets."""
-    name = str(problem["loc"][0])
-    return "" if name in model.model_fields and facts_of(model, name).secret else f" (got {problem['input']!r})"
-
-
-def _message(problem: ErrorDetails) -> str:
-    """What pydantic or a check of ours says, and how to write a list or a mapping where that is the problem."""
-    example = {"list_type": "'[a, b]'", "dict_type": "'{name: value}'"}.get(problem["type"])
-    said = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    said = {"int_parsing": "must be a whole number", "float_parsing": "must be a number"}.get(problem["type"], said)
-    return said.replace("greater than or equal to", "at least").replace("less than or equal to", "at most") + (
-        f", written as {example}" if example else ""
-    )

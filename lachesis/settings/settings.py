@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, ValidationInfo
 from pydantic.functional_validators import field_validator, model_validator
 
 from backends import SandboxSpec, backend_names
@@ -47,7 +47,6 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
     # What is run.
     total_steps: Annotated[int, HOW] = Field(
         default=1000,
-        ge=-1,
         description="Groups that `process` runs; if set, the trainer step at which `serve` ends (-1: no limit).",
     )
     group_size: Annotated[int, Facts(content="training")] = Field(
@@ -58,7 +57,7 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
         description="Groups run at once in `process` and `serve`; -1: max_num_workers_per_node for each server.",
     )
     max_num_workers_per_node: Annotated[int, HOW] = Field(
-        default=8, description="Groups run at once for each server, if max_num_workers is -1."
+        default=8, ge=1, description="Groups run at once for each server, if max_num_workers is -1."
     )
     dataset_name: str | None = Field(default=None, description="Dataset, by a name that the environment supports.")
     dataset_split: str = Field(default="train", description="Split of the dataset to train on.")
@@ -271,7 +270,7 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
         description="Sampling temperature of evaluation; if it is not set, several samples of a problem use "
         "agent_temperature.",
     )
-    max_eval_workers: Annotated[int, HOW] = Field(default=16, description="Rollouts that `eval` runs at once.")
+    max_eval_workers: Annotated[int, HOW] = Field(default=16, ge=1, description="Rollouts that `eval` runs at once.")
 
     # Output.
     data_path_to_save_groups: Annotated[str | None, HOW] = Field(
@@ -303,7 +302,7 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
         default=False, description="Log to Weights & Biases (needs a login, or WANDB_MODE=offline)."
     )
     wandb_name: Annotated[str | None, HOW] = Field(default=None, description="Name of the W&B run.")
-    num_rollouts_to_keep: Annotated[int, HOW] = Field(default=32, description="Rollouts in a W&B table.")
+    num_rollouts_to_keep: Annotated[int, HOW] = Field(default=32, ge=0, description="Rollouts in a W&B table.")
 
     @field_validator("prefill_messages")
     @classmethod
@@ -336,11 +335,12 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
             raise ValueError(f"compress_context_to must be between 0 and compress_context_at, {at}; it is {to}")
         return self
 
-    @field_validator("total_steps")
+    @field_validator("total_steps", "max_num_workers")
     @classmethod
-    def _check_total_steps(cls, value: int) -> int:
-        if value == 0:
-            raise ValueError("must be at least 1, or -1 for as many as the trainer makes")
+    def _check_count(cls, value: int, info: ValidationInfo) -> int:
+        if value < 1 and value != -1:
+            of_one = {"total_steps": "as many as the trainer makes", "max_num_workers": "as many as the servers take"}
+            raise ValueError(f"must be at least 1, or -1 for {of_one[str(info.field_name)]}")
         return value
 
     def sandbox_spec(self, labels: Mapping[str, str]) -> SandboxSpec:

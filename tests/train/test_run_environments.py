@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from backends.errors import SettingsError
-from lachesis.runs.command_line import read_yaml
 from lachesis.runs.run_folder import changes
+from lachesis.settings.checked import read_yaml
 from lachesis_testing.fake_server import FakeServer, RandomWords
 from lachesis_tokens.samples.group_shapes import group_problems, samples_from_atropos, with_digest
 from lachesis_train.curves.metrics import step_metrics

@@ -59,11 +59,16 @@ def test_flags_win_over_the_file(read) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("training: {learning_rat: 1}", r"c\.yaml: unknown setting training.learning_rat; did you mean learning_rate?"),
+        (
+            "training: {learning_rat: 1}",
+            r"c\.yaml, line 1: unknown setting training.learning_rat; did you mean learning_rate?",
+        ),
         (
             "env: {group_sise: 1}\ntraining: {base_model: m, num_steps: 1}",
-            r"c\.yaml: unknown setting env.group_sise; did you mean group_size?",
+            r"c\.yaml, line 1: unknown setting env.group_sise; did you mean group_size?",
         ),
+        ("env: {batch_size: 0}", r"c\.yaml, line 1: env.batch_size: must be at least 1, or -1 .*got 0"),
+        ("env: {group_size: x}\nmax_agent_turns: 1\nfoo: 2", "(?s)line 1: env.*line 2: .* under env:.*line 3: unknown"),
         ("trainer: {}", "unknown setting .*trainer; did you mean tinker"),
         ("training: {}\ntinker: {}", "same section"),
         ("training: [1]", "training: must be a mapping of settings"),
@@ -82,7 +87,7 @@ def test_flags_win_over_the_file(read) -> None:
             "training: {base_model: m, num_steps: 1, mask_truncated_completions: true}\nenv: {tree_at: 'turns:2'}",
             "env.tree_at: rollouts would branch, and training.mask_truncated_completions .*: unset it",
         ),
-        ("training: {learning_rate: -1}", r"c\.yaml: training.learning_rate: .*at least 0"),
+        ("training: {learning_rate: -1}", r"c\.yaml, line 1: training.learning_rate: .*at least 0"),
     ],
 )
 def test_a_mistake_is_named_with_what_was_meant(read, text: str, says: str) -> None:

@@ -144,7 +144,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("check", 2, "error: name an environment: `lachesis envs` lists some"),
         ("chat terminal -t two", 2, "argument -t/--max-tokens: expected a whole number, got 'two'"),
         ("chat terminal -T inf", 2, "env.agent_temperature: must be a finite number"),
-        ("eval gsm8k --config wrong.yaml", 2, "error: wrong.yaml: env.group_size: must be a whole number (got 'many')"),
+        ("eval gsm8k --config wrong.yaml", 2, "error: wrong.yaml, line 1: env.group_size: must be a whole number"),
         ("eval gsm8k -n two", 2, "argument -n: expected a whole number, got 'two'"),
         ("eval gsm8k -n 0", 2, "error: -n: env.eval_items: must be at least 1 (got 0)"),
         ("process gsm8k -n 0", 2, "error: -n: env.total_steps: must be at least 1"),
@@ -154,9 +154,13 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("process gsm8k --group_size 3", 2, "did you mean -r (rollouts per item)?"),
         ("eval gsm8k --unheard-of", 2, "--help-all lists all of them"),
         ("eval tsk.py", 2, "there is no file or folder tsk.py; did you mean task.py?"),
-        ("eval gsm8k --config misspelt.yaml", 2, "misspelt.yaml: unknown setting enviroment; did you mean env?"),
-        ("eval gsm8k --config broken.yaml", 2, "broken.yaml is not YAML: while parsing a flow mapping\n  line 1"),
-        ("eval gsm8k --config dates.yaml", 2, "dates.yaml is not YAML: '2020-02-30' is no timestamp\n  line 1"),
+        (
+            "eval gsm8k --config misspelt.yaml",
+            2,
+            "misspelt.yaml, line 1: unknown setting enviroment; did you mean env?",
+        ),
+        ("eval gsm8k --config broken.yaml", 2, "broken.yaml is not YAML: line 1: expected"),
+        ("eval gsm8k --config dates.yaml", 2, "dates.yaml is not YAML: line 1: '2020-02-30' is no timestamp"),
         ("eval gsm8k --env.eval_items yes", 2, "env.eval_items: must be a number (got True)"),
         ("eval gsm8k --openai.timeout 0", 2, "openai.timeout: must be at least 1 (got 0)"),
         ("eval gsm8k --openai.num_max_requests_at_once 0", 2, "num_max_requests_at_once: must be at least 1 (got 0)"),
@@ -319,6 +323,10 @@ def test_a_short_flag_of_a_file_that_runs_itself_names_the_command_that_has_it(
         ({"openai": {"weight": -1}}, ["openai.weight", "greater than 0"]),
         ({"env": {"distribution": "sciense"}}, ["env.distribution", "did you mean 'science'", "terminal_only"]),
         ({"env": {"total_steps": 0}}, ["env.total_steps", "at least 1, or -1"]),
+        ({"env": {"max_num_workers": 0}}, ["env.max_num_workers: must be at least 1, or -1 ", "(got 0)"]),
+        ({"env": {"max_num_workers": -3}}, ["env.max_num_workers: must be at least 1, or -1 ", "(got -3)"]),
+        ({"env": {"max_num_workers_per_node": 0}}, ["env.max_num_workers_per_node: must be at least 1"]),
+        ({"env": {"max_eval_workers": 0}}, ["env.max_eval_workers: must be at least 1 (got 0)"]),
         ({"env": {"total_steps": -1}}, ["env.total_steps", "only `serve` knows"]),
         ({"env": {"reasoning_effort": "high"}}, ["env.reasoning_effort", "--openai.extra_body"]),
         ({"openai": {"base_url": "127.0.0.1:8000/v1"}}, ["openai.base_url", "http://"]),
@@ -335,13 +343,35 @@ def test_a_file_that_cannot_be_used_says_what_and_where(tmp_path: Path, settings
         assert part in message
 
 
+def test_the_mistakes_of_a_file_come_at_once_in_its_order_each_with_its_line_and_section(tmp_path: Path) -> None:
+    flat, mixed = tmp_path / "flat.yaml", tmp_path / "mixed.yaml"
+    flat.write_text("group_size: 4\nmodel_name: m\nmodle_nam: x\nmax_agent_turn: 2\n")
+    indent = "\n       "
+    assert refused("--config", str(flat)).split(indent) == [
+        f"{flat}, line 1: group_size belongs under env: (write `env:`, and indent it below)",
+        f"{flat}, line 2: model_name belongs under openai: (write `openai:`, and indent it below)",
+        f"{flat}, line 3: unknown setting modle_nam; did you mean model_name, under openai:?",
+        f"{flat}, line 4: unknown setting max_agent_turn; did you mean max_agent_turns, under env:?",
+    ]
+    mixed.write_text(
+        "env:\n  group_size: four\n  max_agent_turn: 3\n  base_url: u\nopenai:\n- {base_ur: x, timeout: soon}\n"
+        "- weight: 2\ntesting: dunno\nfoo: 1\n"
+    )
+    said = refused("--config", str(mixed)).split(indent)
+    assert [line.partition(": ")[0] for line in said] == [f"{mixed}, line {line}" for line in (2, 3, 4, 6, 6, 8, 9)]
+    assert said[0].endswith(": env.group_size: must be a whole number (got 'four')")
+    assert said[2].endswith(": env.base_url belongs under openai: (write `openai:`, and indent it below)")
+    assert "must be a whole number (got 'soon')" in said[4]
+
+
 def test_a_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
     assert "there is no file or folder" in refused("--config", str(tmp_path / "missing.yaml"))
     (tmp_path / "broken.yaml").write_text("env: [1")
     assert "broken.yaml is not YAML" in refused("--config", str(tmp_path / "broken.yaml"))
     for text, line in (("env: {group_size: 2, group_size: 3}", 1), ("env: {group_size: 2}\nenv: {total_steps: 3}", 2)):
         (tmp_path / "twice.yaml").write_text(text)
-        assert f"is there twice\n  line {line}" in refused("--config", str(tmp_path / "twice.yaml"))
+        said = refused("--config", str(tmp_path / "twice.yaml"))
+        assert f"twice.yaml is not YAML: line {line}: " in said and "is there twice; correct it" in said
     (tmp_path / "merged.yaml").write_text("env: &a {group_size: 2}\nopenai: {<<: &b {timeout: 3}, <<: *b, timeout: 4}")
     assert build("--config", str(tmp_path / "merged.yaml")).server_configs[0].timeout == 4
     (tmp_path / "empty.yaml").write_text("")

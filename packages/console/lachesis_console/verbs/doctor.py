@@ -88,8 +88,8 @@ async def examine(purpose: str | None, options: dict[str, Any]) -> list[Check]:
 async def examine_server(url: str, model: str | None, key: str) -> list[Check]:
     """Whether a model server answers, knows the model, and reports token ids with logprobs (Phase 2)."""
     from lachesis.other_packages import ENGINES, load_engine
-    from lachesis.runs.command_line import validate_settings
     from lachesis.runs.model_servers import server_of, settings_of
+    from lachesis.settings.checked import validate_settings
     from lachesis.settings.server_settings import ServerConfig
     from lachesis_client.sampling import read_sampling
 

@@ -25,8 +25,8 @@ from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, ProgramRun
 from lachesis.loop.rollout import Rollout
 from lachesis.rewards.agent_fault import AgentFault
-from lachesis.runs.command_line import reject_unknown
 from lachesis.runs.run_folder import data_folder
+from lachesis.settings.checked import reject_unknown
 from lachesis.settings.chosen import is_chosen
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis.tool_context.tool_context import ToolContext

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from backends.errors import SettingsError
-from lachesis.runs.command_line import reject_unknown, validate_settings
+from lachesis.settings.checked import reject_unknown, validate_settings
 
 OF_LOSS: Final = ("loss", "clip_low", "clip_high", "delta_low", "delta_high", "max_importance_ratio")
 """Settings of `training:` that an environment may have of its own, beside the items of its warm start."""

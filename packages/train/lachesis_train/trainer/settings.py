@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from lachesis.runs.command_line import validate_settings
+from lachesis.settings.checked import validate_settings
 from lachesis_client.urls import HTTP_URL
 from lachesis_tokens.samples.advantages import LossAverage
 from lachesis_train.rollout_api import TrainerRegistration
@@ -45,6 +45,13 @@ class EnvSettings(BaseModel):
         default="hermes", description="Reads tool calls in chat completions of the policy server."
     )
     tree_at: Annotated[str | None, HOW] = Field(default=None, description="Where rollouts fork; null: nowhere.")
+
+    @field_validator("batch_size", "total_steps")
+    @classmethod
+    def _check_count(cls, value: int) -> int:
+        if value < 1 and value != -1:
+            raise ValueError("must be at least 1, or -1 for the default")
+        return value
 
     @property
     def sequences(self) -> int:

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from backends.errors import LachesisError
 from lachesis.figures.item_keys import first_items, plain
-from lachesis.runs.command_line import reject_unknown
 from lachesis.runs.failures import UnusableSettings
 from lachesis.runs.group_player import plays_trees
+from lachesis.settings.checked import reject_unknown
 from lachesis.settings.hooks import of_hook
 from lachesis_train.trainers.agreement import SettingsDisagree
 

@@ -17,18 +17,11 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from backends.errors import ExitCode, SettingsError, cannot_read
-from lachesis.runs.command_line import (
-    OF_TRAINER,
-    TOP_LEVEL,
-    file_of_settings,
-    nest_flags,
-    read_yaml,
-    reject_unknown,
-    report_error,
-    validate_settings,
-)
+from lachesis.runs.command_line import OF_TRAINER, TOP_LEVEL, nest_flags, report_error
 from lachesis.runs.own_process import run
+from lachesis.settings.checked import Problems, SettingsFile, read_yaml, reject_unknown, validate_settings
 from lachesis.settings.flags import Parser, add_flags, close_names
+from lachesis.settings.server_settings import ServerConfig
 from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_client.urls import http_url
 from lachesis_train.rollout_api import TOKEN_VARIABLE
@@ -107,7 +100,7 @@ def make_parser(prog: str = "launch_training.py", *, of_files: bool = False) -> 
 
 def read_sft(path: Path | None, flags: Mapping[str, Any]) -> SftSettings:
     """The section `sft:` of a file, and flags, which win. Raises SettingsError."""
-    return _checked(SftSettings, "sft", path, _section(path, read_yaml(path) if path else {}, "sft"), flags)
+    return _checked(SftSettings, "sft", read_yaml(path) if path else SettingsFile(), flags)
 
 
 def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool = False) -> Settings:
@@ -115,19 +108,28 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool
 
     Raises: SettingsError: names the setting, the problem, and the next step.
     """
-    file = read_yaml(path) if path else {}
-    reject_unknown(f"{path}: ", file, (*TOP_LEVEL, *OF_TRAINER))
+    file, problems = read_yaml(path) if path else SettingsFile(), Problems()
+    models: dict[str, type[BaseModel]]
+    models = {"training": TrainingSettings, "env": HermesAgentEnvConfig, "openai": ServerConfig, "sft": SftSettings}
+    elsewhere = {name: model.model_fields for name, model in models.items()}
+    with problems.collected():
+        reject_unknown(f"{path}: ", file, (*TOP_LEVEL, *OF_TRAINER), file.places((), file), elsewhere)
     if "tinker" in file and "training" in file:
-        raise SettingsError(f"{path}: tinker: and training: are the same section; keep one of them")
-    training = _section(path, file, "training" if "training" in file else "tinker")
-    env = _section(path, file, "env")
-    _check_env(f"{path}: ", env)
-    _check_env("", flags.get("env", {}))
+        raise SettingsError(f"{file.place('tinker')}tinker: and training: are the same section; keep one of them")
+    with problems.collected():
+        env = file.section("env")
+        _check_env(env, file.places(("env",), env))
+    with problems.collected():
+        _check_env(flags.get("env", {}))
     openai = file.get("openai") or {}
     server = {**(openai[0] if isinstance(openai, list) else openai), **flags.get("openai", {})}
-    url = _url("openai.base_url", server.get("base_url"))
-    of_training = _checked(TrainingSettings, "training", path, training, flags)
-    of_env = _checked(EnvSettings, "env", path, env, flags, others=True)
+    with problems.collected():
+        url = _url("openai.base_url", server.get("base_url"))
+    with problems.collected():
+        of_training = _checked(TrainingSettings, "tinker" if "tinker" in file else "training", file, flags)
+    with problems.collected():
+        of_env = _checked(EnvSettings, "env", file, flags, others=True)
+    problems.raise_all()
     _url("training.teacher_url", of_training.teacher_url)
     if of_env.tree_at and of_training.mask_truncated_completions:
         raise SettingsError(f"env.tree_at: rollouts would branch, and {TREES_MASKED}")
@@ -171,37 +173,29 @@ def _url(name: str, given: Any) -> str:
         raise SettingsError(f"{name}: {error} (got {given!r})") from None
 
 
-def _section(path: Path | None, file: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = file.get(name) or {}
-    if not isinstance(found, dict):
-        raise SettingsError(f"{path}: {name}: must be a mapping of settings, not a {type(found).__name__}")
-    return dict(found)
-
-
 def _checked(
-    model: type[Checked],
-    namespace: str,
-    path: Path | None,
-    in_file: Mapping[str, Any],
-    flags: Mapping[str, Any],
-    *,
-    others: bool = False,
+    model: type[Checked], section: str, file: SettingsFile, flags: Mapping[str, Any], *, others: bool = False
 ) -> Checked:
     """The settings of a section and of its flags, which win. `others`: it may have settings of other models too."""
+    in_file, namespace, problems = file.section(section), "training" if section == "tinker" else section, Problems()
     in_flags = flags.get(namespace, {})
-    origins = file_of_settings(path, in_file, in_flags)
+    origins = file.places((section,), in_file, in_flags)
+    values = {**in_file, **in_flags}
     if not others:
-        reject_unknown(f"{namespace}.", in_file, model.model_fields, origins)
-    return validate_settings(model, {**in_file, **in_flags}, namespace, origins)
+        with problems.collected():
+            reject_unknown(f"{namespace}.", in_file, model.model_fields, origins)
+        values = {name: value for name, value in values.items() if name in model.model_fields}
+    with problems.collected():
+        settings = validate_settings(model, values, namespace, origins)
+    problems.raise_all()
+    return settings
 
 
-def _check_env(file: str, env: Mapping[str, Any]) -> None:
+def _check_env(env: Mapping[str, Any], origins: Mapping[str, str] = {}) -> None:
     """Names that only an environment knows are its own; those that are nearly one of ours are mistakes."""
-    for name in env:
-        if name in EnvSettings.model_fields or name in HermesAgentEnvConfig.model_fields:
-            continue
-        if near := close_names(str(name), EnvSettings.model_fields):
-            raise SettingsError(f"{file}unknown setting env.{name}; did you mean {' or '.join(near)}?")
+    known = {*EnvSettings.model_fields, *HermesAgentEnvConfig.model_fields}
+    near = [name for name in env if name not in known and close_names(str(name), EnvSettings.model_fields)]
+    reject_unknown("env.", near, EnvSettings.model_fields, origins)
 
 
 def check_packages() -> None:

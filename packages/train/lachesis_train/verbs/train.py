@@ -27,6 +27,7 @@ from lachesis.cli.environment_classes import environment_class
 from lachesis.cli.verb_parser import ENVIRONMENT, VerbParser
 from lachesis.runs import command_line
 from lachesis.runs.results import program
+from lachesis.settings.checked import read_yaml
 from lachesis.settings.flags import GROUPS, add_flags
 from lachesis.settings.server_settings import ServerConfig
 from lachesis.settings.setting_facts import facts_of
@@ -340,7 +341,7 @@ def _own_flags(
 def _in_file(config: str | None, name: str) -> Any:
     """The value of a setting in the file; None where it has none."""
     section, _, field = name.partition(".")
-    file: dict[str, Any] = command_line.read_yaml(Path(config)) if config else {}
+    file: dict[str, Any] = read_yaml(Path(config)) if config else {}
     found = file.get(section) or {}
     entries = found if isinstance(found, list) else [found]
     return next((entry[field] for entry in entries if isinstance(entry, dict) and field in entry), None)
