@@ -10,7 +10,6 @@ import os
 import resource
 from enum import IntEnum
 from pathlib import Path
-from typing import ClassVar
 
 INSIDE = "the error of a system call inside the sandbox"
 """A note (`__notes__`) of each `OSError` that an executor reported: none of them is an error of this machine."""
@@ -21,9 +20,9 @@ class ExitCode(IntEnum):
 
     DONE = 0
     FAILED = 1
-    """Something failed: a group, the environment's code, a server, a backend, a disk, a file."""
+    """Something failed: a group, the environment's code, a server, a backend, a disk; or a check found something."""
     SETTINGS = 2
-    """Settings or arguments that cannot be used. argparse has the same."""
+    """The input is wrong: settings, arguments, or the content of a file that is read. argparse has the same."""
     STOPPED = 130
     """The user stopped it; the same command continues."""
 
@@ -32,8 +31,9 @@ class LachesisError(Exception):
     """An expected failure. Its message names the thing, the reason and the next step, so commands print it without a
     traceback."""
 
-    exit_code: ClassVar[int] = ExitCode.FAILED
-    """Exit code of a command that ends with this error: `SETTINGS` if other arguments are the remedy."""
+    exit_code: int = ExitCode.FAILED
+    """Exit code of a command that ends with this error: `SETTINGS` if other arguments, or another file, are the
+    remedy."""
 
 
 class SettingsError(LachesisError, ValueError):

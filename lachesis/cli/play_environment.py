@@ -17,8 +17,9 @@ _COMMANDS: Final = {"eval": "evaluate", "process": "process", "serve": "serve"}
 _DESCRIPTION: Final = {
     "eval": "Measure a model: its score with an interval, and every rollout to read.",
     "process": "Run groups of rollouts, and write them down as training data.",
-    "serve": "Run groups for a trainer, which gets them from `lachesis api`. `lachesis serve ENV --as STANDARD` serves "
-    "the environment to clients of another standard, such as openenv.",
+    "serve": "Run groups of rollouts for a trainer that runs already. It gets them, with their exact tokens, from its "
+    "rollout API (`lachesis api`, at --env.rollout_server_url). `lachesis train` starts all three. With --as STANDARD, "
+    "serve the environment to clients of another standard instead, such as openenv.",
 }
 PLAIN: Final = ("--config", "--slurm", "--testing", "--save-trajectories", "--save_trajectories")
 """Flags of every setting's parser that have no section."""
@@ -126,13 +127,17 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
     evaluates = verb == "eval"
     number, counted = {
         "eval": ("env.eval_items", "items to run"),
-        "process": ("env.total_steps", "items to run, one group each"),
-        "serve": ("env.total_steps", "step of the trainer to stop at"),
+        "process": ("env.total_steps", "items to run, one group of rollouts each"),
+        "serve": ("env.total_steps", "stop at this step of the trainer (default: when it ends)"),
     }[verb]
     add("openai.model_name", "MODEL", f"{MODEL} ({OF_ENVIRONMENT})", "-m", "--model")
     add("openai.base_url", "URL", "URL of the OpenAI-compatible server", "-b", "--base-url")
     add("openai.api_key", "KEY", "API key of the server", "-k", "--api-key")
-    add(number, "N", counted, "-n", read=int)
+    if verb == "serve":  # it runs as many items as the trainer asks for; `-n` was this flag
+        add(number, "N", counted, "--steps", read=int)
+        parser.add_argument("-n", dest=number, type=int, help=argparse.SUPPRESS)
+    else:
+        add(number, "N", counted, "-n", "--items", read=int)
     add("env.eval_samples" if evaluates else "env.group_size", "N", "rollouts per item", "-r", read=int)
     workers = "env.max_eval_workers" if evaluates else "env.max_num_workers"
     at_once = "rollouts at once" if evaluates else "groups at once (default: 8 for each server)"

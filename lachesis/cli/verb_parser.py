@@ -6,8 +6,12 @@ import argparse
 import re
 import sys
 import textwrap
-from difflib import get_close_matches
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
+
+from lachesis.settings.flag_errors import in_our_words
 
 NO_ENVIRONMENT = "error: name an environment: `lachesis envs` lists some"
 ENVIRONMENT = "env.py, env.py:Class, package.module:Class, SCHEME:NAME (docs/bring.md), or a name of `lachesis envs`"
@@ -29,12 +33,27 @@ class VerbParser(argparse.ArgumentParser):
     def __init__(self, *, description: str | None = None, usage: str | None = None, **kwargs: Any):
         kwargs.setdefault("formatter_class", OnceFormatter)
         kwargs.setdefault("allow_abbrev", False)
+        self._rare: dict[str, str | None] = {}
+        """Helps of flags that only `--help-all` shows, by name."""
         super().__init__(description=_without_title(description or ""), usage=usage, **kwargs)
 
     def add_argument(self, *names: Any, **kwargs: Any) -> argparse.Action:
-        """The same argument; a flag with "_" may be written with "-" too, as help shows it."""
+        """The same argument; a flag with "_" may be written with "-" too, as help shows it.
+
+        `rare`: only `--help-all` shows it.
+        """
+        rare = kwargs.pop("rare", False)
+        if rare and not self._rare:
+            super().add_argument("--help-all", action=_HelpAll, help="show this help with the flags that few need")
         dashes = [(name if name[:2] != "--" else name.replace("_", "-"), name) for name in names]
-        return super().add_argument(*dict.fromkeys(name for pair in dashes for name in pair), **kwargs)
+        action = super().add_argument(*dict.fromkeys(name for pair in dashes for name in pair), **kwargs)
+        if rare:
+            self._rare[action.dest], action.help = action.help, argparse.SUPPRESS
+        return action
+
+    def add_subparsers(self, **kwargs: Any) -> Any:
+        """The same; helps say SUBCOMMAND, and list them below."""
+        return super().add_subparsers(**{"metavar": "SUBCOMMAND", **kwargs})
 
     def format_usage(self) -> str:
         return f"usage: {self.usage % {'prog': self.prog} if self.usage else f'{self.prog} {self._synopsis()}'}\n"
@@ -51,34 +70,41 @@ class VerbParser(argparse.ArgumentParser):
         return f"{self.format_usage()}\n{examples_of(self.prog)}{formatter.format_help()}"
 
     def error(self, message: str) -> NoReturn:
-        """In words, with the flag or the choice that is near an unknown one."""
-        message = re.sub("invalid int value:", "expected a whole number, got", message)
-        message = re.sub("invalid float value:", "expected a number, got", message)
-        known = [name for action in self._actions for name in action.option_strings]
-        if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
-            unknown, known = choice[1], re.findall(r"[\w.-]+", choice[2])
-        else:
-            unknown = next(iter(re.findall(r"unrecognized arguments: (-[^\s=]*)", message)), "")
-        near = get_close_matches(unknown, known, n=1) if unknown else []
-        verbs = [*next((each.choices for each in self._actions if isinstance(each, argparse._SubParsersAction)), ())]
+        """In our words, with an example where something is missing."""
         if message == "the following arguments are required: ENV":
             self.print_help()
             self.exit(2, f"{NO_ENVIRONMENT}\n")
-        if "arguments are required" in message and verbs:
-            message = f"name one of {', '.join(verbs)}"
+        verbs = [*next((each.choices for each in self._actions if isinstance(each, argparse._SubParsersAction)), ())]
+        said = in_our_words(message, self)
+        if "arguments are required" in message:
+            examples = examples_of(self.prog).splitlines()[1:2]
+            example = f"; for example: {re.split(' {3,}', examples[0].strip())[0]}" if examples else ""
+            said = f"name one of {', '.join(verbs)}" if verbs else f"{said}{example}"
         self.print_usage(sys.stderr)
-        self.exit(2, f"error: {message}{f'; did you mean {near[0]}?' if near else ''}\n")
+        self.exit(2, f"error: {said}\n")
 
     def _synopsis(self) -> str:
         formatter = self._get_formatter()
         words = []
         for action in self._actions:
-            value = formatter._format_args(action, action.metavar or action.dest.upper())  # type: ignore[arg-type]
+            value = formatter._format_args(action, value_name(action))
             if not action.option_strings:
                 words.append(value)
             elif action.required:
                 words.append(f"{action.option_strings[-1]} {value}")
         return " ".join([*words, "[options]"])
+
+
+class _HelpAll(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any):
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=kwargs["help"])
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        assert isinstance(parser, VerbParser)
+        for action in parser._actions:
+            action.help = parser._rare.get(action.dest, action.help)
+        parser.print_help()
+        parser.exit()
 
 
 class OnceFormatter(argparse.HelpFormatter):
@@ -90,18 +116,32 @@ class OnceFormatter(argparse.HelpFormatter):
         if not action.option_strings:
             return super()._format_action_invocation(action)
         names = {name.replace("_", "-"): name for name in reversed(action.option_strings)}
-        value = "" if action.nargs == 0 else f" {self._format_args(action, action.dest.rpartition('.')[2].upper())}"
+        value = "" if action.nargs == 0 else f" {self._format_args(action, value_name(action))}"
         return ", ".join(reversed(names.values())) + value
+
+    def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
+        if action.choices and action.metavar is None:  # not {a,b}
+            return lambda size: ("|".join(map(str, action.choices or ())),) * size
+        return super()._metavar_formatter(action, default_metavar)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = [part.rstrip() for part in re.split(r"\n\s*\n", text.strip("\n"))]
         return "\n\n".join(part if part[:1] == " " else textwrap.fill(part, width) for part in parts)
 
 
+def value_name(action: argparse.Action) -> str:
+    """What stands for the value of an argument: the name that it has, or a short one by its type."""
+    if isinstance(action.metavar, str):
+        return action.metavar
+    kinds: dict[Any, str] = {int: "N", count: "N", float: "X", Path: "PATH"}
+    kind = action.type.func if isinstance(action.type, partial) else action.type
+    return kinds.get(kind) or action.dest.rpartition(".")[2].upper().rpartition("_")[2]
+
+
 def count(text: str, least: int = 1) -> int:
     """A number of things, as the `type` of an argument."""
     if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"expected a whole number from {least} up, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text!r}")
     return int(text)
 
 

@@ -54,7 +54,7 @@ def figure_rows(summary: Summary) -> Iterator[Row]:
     """The figures of an evaluation, for the table at its end."""
     without = summary.rollouts - summary.scored
     if not summary.scored:
-        yield "mean reward", "undefined: no sample has a score"
+        yield "mean reward", "undefined: no rollout has a score"
         yield "invalid", invalid(summary)
         return
     for name, (mean, worst, best) in summary.figures().items():
@@ -69,7 +69,7 @@ def figure_rows(summary: Summary) -> Iterator[Row]:
     if more is not None:
         yield (
             "for ±1 point",
-            f"{counted(more, 'more sample')} on new items" if more else "there are enough samples",
+            f"{counted(more, 'more rollout')} on new items" if more else "there are enough rollouts",
         )
     for name, scores in list(summary.categories.items())[:MAX_CATEGORIES]:
         yield f"mean of {name}", f"{mean_over_items(scores)} ({counted(len(scores), 'item')})"

@@ -198,7 +198,7 @@ def _choose_temperature(env: Environment) -> None:
     chosen = is_chosen(config, "eval_temperature")
     if not chosen:
         config.eval_temperature = config.agent_temperature
-    said = f"{config.eval_samples} samples of each item, at temperature {config.eval_temperature:g}"
+    said = f"{config.eval_samples} rollouts of each item, at temperature {config.eval_temperature:g}"
     if not config.eval_temperature:
         said = f"note: {said}, at which they are mostly identical; --env.eval_temperature sets it"
         print_prose(env.console, said, style="yellow")

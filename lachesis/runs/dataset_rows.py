@@ -12,7 +12,7 @@ import orjson
 from backends.errors import ExitCode, LachesisError, cannot_read, refuse_empty
 from backends.hugging_face import dataset_problem
 from lachesis_messages.records.json_arrays import array_items
-from lachesis_messages.records.jsonl import JsonlError, is_array
+from lachesis_messages.records.jsonl import JsonlError, at_column, is_array
 
 
 class DatasetError(LachesisError):
@@ -20,7 +20,7 @@ class DatasetError(LachesisError):
 
 
 class NoSuchDataset(DatasetError):
-    """The settings name one that does not exist."""
+    """The settings name one that does not exist, or whose rows are wrong."""
 
     exit_code = ExitCode.SETTINGS
 
@@ -43,19 +43,19 @@ def read_jsonl(path: Path, required: tuple[str, ...] = ()) -> list[dict[str, Any
         with path.open("rb") as file:
             for number, row in array_items(path, file) if is_array(file) else _rows(path, file):
                 if not isinstance(row, dict):
-                    raise DatasetError(f"{path}, line {number}: expected an object, found {type(row).__name__}")
+                    raise NoSuchDataset(f"{path}, line {number}: expected an object, found {type(row).__name__}")
                 missing = [field for field in required if field not in row]
                 if missing:
                     listed, there = (", ".join(map(repr, names)) for names in (missing, row))
-                    raise DatasetError(f"{path}, line {number}: it lacks {listed}; it has {there or 'no field'}")
+                    raise NoSuchDataset(f"{path}, line {number}: it lacks {listed}; it has {there or 'no field'}")
                 rows.append(row)
     except JsonlError as error:
-        raise DatasetError(str(error)) from error
+        raise NoSuchDataset(str(error)) from error
     except OSError as error:
         kind = NoSuchDataset if isinstance(error, FileNotFoundError) else DatasetError
         raise kind(f"{cannot_read(path, error)}; see --env.dataset_name") from error
     if not rows:
-        raise DatasetError(f"{path} contains no rows")
+        raise NoSuchDataset(f"{path} contains no rows")
     return rows
 
 
@@ -66,7 +66,9 @@ def _rows(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
             try:
                 yield number, orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                raise DatasetError(f"{path}, line {number}: not JSON ({error}); correct or delete it") from error
+                raise NoSuchDataset(
+                    f"{path}, line {number}: not JSON ({at_column(error)}); correct or delete it"
+                ) from error
 
 
 def load_rows(
@@ -100,5 +102,5 @@ def load_rows(
         ) from error
     missing = [field for field in required if rows and field not in rows[0]]
     if missing:
-        raise DatasetError(f"dataset {name!r} has no field {', '.join(map(repr, missing))}")
+        raise NoSuchDataset(f"dataset {name!r} has no field {', '.join(map(repr, missing))}")
     return rows

@@ -129,7 +129,7 @@ class FileSink(Sink[PlayedGroup]):
     @property
     def unit(self) -> str:
         """The unit in which the run counts."""
-        return "groups" if self.evaluation is None else "samples"
+        return "groups" if self.evaluation is None else "rollouts"
 
     @property
     def settled_groups(self) -> int:

@@ -122,7 +122,7 @@ class RunResult:
         if self.evaluation:
             yield from figure_rows(summary)
             yield "items", f"{summary.items:,}{again}"
-            yield "samples", f"{summary.rollouts:,}{now}"
+            yield "rollouts", f"{summary.rollouts:,}{now}"
         else:
             yield "mean reward", str(summary.reward) if summary.scored else "no rollout has a score"
             yield "items", f"{summary.items:,}{again}{now}"
@@ -243,7 +243,7 @@ class RunResult:
             yield from (f"  {line}" for line in faults.lines())
         yield from self.figures.broken_lines()
         if self.failed_groups:
-            what = "samples had no score" if self.evaluation else "groups had no scored rollout"
+            what = "rollouts had no score" if self.evaluation else "groups had no scored rollout"
             again = "start again to play them" if causes.may_pass else REPEATS
             yield f"{self.failed_groups} of the {what}; {again}"
         if summary.failed_compressions:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import Any
 
-from backends.errors import ExitCode, LachesisError
+from backends.errors import ExitCode, LachesisError, SettingsError, cannot_read
 from lachesis_messages.records.entries import COMPLETED_FILE, FAILED_FILE
 
 
@@ -72,6 +73,18 @@ def data_folder(name: str) -> Path:
     if problem := name_problem(name):
         raise WrongFolder(f"the name {name!r} {problem}; the runs of an environment are in data/NAME")
     return Path("data") / name
+
+
+def require_run(path: Path, *, ends: tuple[str, ...] = ("groups.jsonl", "samples.jsonl")) -> None:
+    """Raises SettingsError where nothing is at `path`, with the runs that are here, or what makes one."""
+    if path.exists():
+        return
+    found = {file.parent for end in ends for file in (*Path("data").glob(f"*/{end}"), *Path("data").glob(f"*/*/{end}"))}
+    newest = sorted(map(str, sorted(found, key=lambda folder: folder.stat().st_mtime)[-5:]))
+    near = get_close_matches(str(path), [str(folder) for folder in found], n=1)
+    here = f"did you mean {near[0]}?" if near else f"runs here are {', '.join(newest)}"
+    step = here if found else "no run is below data/: `lachesis eval ENV` and `lachesis process ENV` write them there"
+    raise SettingsError(f"{cannot_read(path)}; {step}")
 
 
 def settings_of(groups: Path) -> dict[str, Any]:

@@ -44,6 +44,43 @@ def test_the_help_of_a_verb_begins_with_examples_and_has_each_flag_once(verb: st
     assert re.findall(r"  (--?[\w-]+ \w+), -", text) == []  # the value, once for each name
 
 
+@pytest.mark.parametrize("verb", [*VERBS, *(verb for verb in EXAMPLES if " " in verb and not verb.endswith("--as"))])
+def test_a_help_is_one_screen_in_which_a_value_has_a_readable_name(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = printed(verb).splitlines()
+    assert len(lines) <= 50 and max(map(len, lines)) <= 80
+    assert [line for line in lines if re.search(r"\{\w+,|^  --?[a-z-]+ [A-Z]+_[A-Z_]+", line)] == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "flag"),
+    [("batch", "--providers-order"), ("fake-server", "--seed"), ("eval regrade", "--env.terminal-cpus")],
+)
+def test_flags_that_few_need_are_in_the_longer_help_and_always_accepted(
+    verb: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flag not in printed(verb) and "--help-all" in printed(verb)
+    with pytest.raises(SystemExit) as ended:
+        main([*verb.split(), "--help-all"])
+    assert ended.value.code == 0 and f"  {flag} " in capsys.readouterr().out
+
+
+def test_n_is_a_number_of_items_in_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("eval", "process", "batch", "check", "audit"):
+        said = re.findall(r"^  -n\b.*(?:\n {8}.*)*", printed(verb), re.M)[0]
+        assert "items to run" in " ".join(said.split())
+    assert "-n " not in printed("serve") and "--steps N" in printed("serve")
+    with pytest.raises(SystemExit):  # its older name
+        main(["serve", "tool_call", "-n", "two"])
+    assert "must be a whole number" in capsys.readouterr().err
+
+
+def test_an_environment_that_is_not_named_is_an_error_after_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("eval", "play", "process", "serve"):
+        assert main([verb]) == 2
+        assert capsys.readouterr().err == "error: name an environment: `lachesis envs` lists some\n"
+
+
 @pytest.mark.parametrize(("word", "verb"), SUBCOMMANDS.items())
 def test_a_second_word_that_is_written_first_is_one_of_its_verb(
     word: str, verb: str, capsys: pytest.CaptureFixture[str]
@@ -68,7 +105,7 @@ def test_the_examples_use_flags_that_there_are(verb: str) -> None:
 def test_the_defaults_of_short_flags_are_those_of_the_settings() -> None:
     fields = HermesAgentEnvConfig.model_fields
     assert {name: fields[name.removeprefix("env.")].default for name in DEFAULTS} == DEFAULTS
-    assert "items to run, one group each (default: 1000)" in " ".join(printed("process").split())
+    assert "items to run, one group of rollouts each (default: 1000)" in " ".join(printed("process").split())
     assert "(default: 1000)" not in printed("serve")
 
 

@@ -40,6 +40,7 @@ class ServerUnavailable(InferenceError):
         self.attempts = attempts
         tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         step = "check that the server runs and that base_url is right"
+        step += "" if "/v" in server else ", which often ends in /v1"
         super().__init__(server, f"unavailable after {tries}, last cause: {cause}", step)
 
 

@@ -16,7 +16,9 @@ def http_url(url: str | None) -> str | None:
     rest = _SCHEME.sub("", url)
     host = rest.partition("/")[0]
     public = ":" not in host and re.search(r"\.[a-zA-Z]+$", host)
-    raise ValueError(f"a URL must begin with http:// or https://: write {'https' if public else 'http'}://{rest}")
+    meant = f"{'https' if public else 'http'}://{rest}"
+    also = "" if "/" in rest else f" (or {meant}/v1, where most servers have their API)"
+    raise ValueError(f"a URL must begin with http:// or https://: write {meant}{also}")
 
 
 HTTP_URL = AfterValidator(http_url)

@@ -124,7 +124,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("compress --input nowhere", 2, "no file or folder nowhere"),
         ("eval compare played nowhere", 2, "that is a run of `process`; play an evaluation"),
         ("trajectories show played --line 7", 2, "played/trajectory_samples.jsonl is empty"),
-        ("trajectories show wrong.yaml", 1, "error: wrong.yaml, line 1: not an entry"),
+        ("trajectories show wrong.yaml", 2, "error: wrong.yaml, line 1: not an entry"),
         ("trajectories stats played/groups.jsonl", 2, "error: played/groups.jsonl is empty"),
         ("eval played", 2, "played is not a Python file"),
         ("view --no-open", 2, "did you mean --open?"),
@@ -134,7 +134,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("chat gsm8k --as agnet", 2, "did you mean agent?"),
         ("api --host 0.0.0.0", 2, "LACHESIS_API_TOKEN"),
         *(
-            (f"{server} --port 65536", 2, "expected a port from 0 to 65535, got '65536'")
+            (f"{server} --port 65536", 2, "--port: must be a port from 0 to 65535 (got '65536')")
             for server in ("api", "fake-server", "view")
         ),
         ("nope", 2, "there is no verb 'nope'; choose from doctor, demo"),
@@ -142,10 +142,10 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("compare a b", 2, "there is no verb 'compare'; did you mean `lachesis eval compare`?"),
         *((verb, 2, "error: name an environment: `lachesis envs` lists some") for verb in ("eval", "process", "serve")),
         ("check", 2, "error: name an environment: `lachesis envs` lists some"),
-        ("chat terminal -t two", 2, "argument -t/--max-tokens: expected a whole number, got 'two'"),
+        ("chat terminal -t two", 2, "-t, --max-tokens: must be a whole number, such as 8 (got 'two')"),
         ("chat terminal -T inf", 2, "env.agent_temperature: must be a finite number"),
         ("eval gsm8k --config wrong.yaml", 2, "error: wrong.yaml, line 1: env.group_size: must be a whole number"),
-        ("eval gsm8k -n two", 2, "argument -n: expected a whole number, got 'two'"),
+        ("eval gsm8k -n two", 2, "error: -n: must be a whole number, such as 8 (got 'two')"),
         ("eval gsm8k -n 0", 2, "error: -n: env.eval_items: must be at least 1 (got 0)"),
         ("process gsm8k -n 0", 2, "error: -n: env.total_steps: must be at least 1"),
         ("eval gsm8k --modle m", 2, "did you mean --model (name of the model"),
@@ -393,9 +393,10 @@ def test_a_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
         (["process", "--env.max_truns", "3"], "did you mean --env.max_agent_turns?"),
         (["process", "--env.modle_name", "x"], "did you mean --openai.model_name"),
         (["process", "--max-agent-turn", "3"], "did you mean --env.max_agent_turns"),
-        (["process", "--env.group_size"], "expected one argument"),
-        (["proces"], "invalid choice"),
-        ([], "required"),
+        (["process", "--testing=dunno"], "--testing: 'dunno' is neither true nor false"),
+        (["process", "--env.group_size"], "--env.group_size needs a value: --env.group_size N"),
+        (["proces"], "must be serve, process or evaluate (got 'proces'); did you mean process?"),
+        ([], "needs {serve,process,evaluate}"),
     ],
 )
 def test_a_flag_that_cannot_be_used_is_named(
@@ -509,7 +510,7 @@ def test_a_file_that_is_no_groups_file_is_one_message(tmp_path: Path, capsys: py
 def test_a_demo_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         lachesis(["demo", "--items", "0"])
-    assert "expected a whole number from 1 up, got '0'" in capsys.readouterr().err
+    assert "must be a whole number of at least 1 (got '0')" in capsys.readouterr().err
 
 
 # Datasets.

@@ -350,7 +350,7 @@ async def test_equal_rewards_and_an_evaluation_with_too_few_items_are_said(tmp_p
     said = shown(result)
     assert "every reward is 0.00" in said
     assert "get_eval_items gave 2 of the 5 that env.eval_items requests" in said
-    assert "sort-words: samples 2/2; " in (tmp_path / "console.txt").read_text()
+    assert "sort-words: rollouts 2/2; " in (tmp_path / "console.txt").read_text()
 
 
 async def test_an_evaluation_says_that_its_figures_have_more_items_than_it_requested(tmp_path: Path) -> None:

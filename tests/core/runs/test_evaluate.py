@@ -294,7 +294,7 @@ async def test_with_20_percent_of_requests_failing_the_mean_is_that_of_the_other
 
 async def test_where_no_sample_has_a_score_the_table_has_one_row_about_it(tmp_path: Path) -> None:
     rows = dict((await guesses(tmp_path, lambda _: 503, eval_items=2, eval_samples=2)).rows())
-    assert rows["mean reward"] == "undefined: no sample has a score"
+    assert rows["mean reward"] == "undefined: no rollout has a score"
     assert rows["invalid"] == "4 of 4 (100.0 %): model_server 4"
     assert not {"pass@2", "left out most"} & rows.keys()
 
@@ -319,21 +319,21 @@ async def test_the_figures_are_shown_while_it_plays(tmp_path: Path) -> None:
     await guesses(tmp_path, eval_items=5, eval_samples=2)
     said = (tmp_path / "console.txt").read_text()
     reward = mean_over_items(expected(5, 2))
-    assert f"guesses: samples 10/10; mean {reward}; outcomes completed 10" in said
+    assert f"guesses: rollouts 10/10; mean {reward}; outcomes completed 10" in said
     (tmp_path / "terminal").mkdir()
     async with ScriptedServer(does_nothing) as server:
         env = make(Guesses, server, tmp_path / "terminal", enabled_toolsets=[], eval_items=5, eval_samples=2)
         env.console = Console(file=(out := io.StringIO()), width=120, force_terminal=True)
         await env._run_evaluate()
-    assert "samples 10/10" in out.getvalue()
-    assert f"{reward.mean:.3f}" in out.getvalue().split("samples 10/10")[0], "a table over the bar"
+    assert "rollouts 10/10" in out.getvalue()
+    assert f"{reward.mean:.3f}" in out.getvalue().split("rollouts 10/10")[0], "a table over the bar"
 
 
 @pytest.mark.parametrize(
     ("settings", "temperature", "said"),
     [
         ({}, 0.0, ""),
-        ({"eval_samples": 2}, 1.0, "2 samples of each item, at temperature 1 (env.agent_temperature;"),
+        ({"eval_samples": 2}, 1.0, "2 rollouts of each item, at temperature 1 (env.agent_temperature;"),
         ({"eval_samples": 2, "agent_temperature": 0.5}, 0.5, "at temperature 0.5 (env.agent_temperature;"),
         ({"eval_samples": 2, "eval_temperature": 0.7}, 0.7, ""),
         ({"eval_samples": 2, "eval_temperature": 0.0}, 0.0, "at temperature 0, at which they are mostly identical"),

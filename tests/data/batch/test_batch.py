@@ -437,15 +437,15 @@ def test_discarded_samples_are_kept_later_without_being_played_again(
         arguments = flags(source, tmp_path, server.base_url)
         assert batch(arguments) == 0
         said = capsys.readouterr()
-        assert "note: a sample without any reasoning is discarded; --keep-without-reasoning keeps" in said.err
-        assert "10 finished samples are discarded" in " ".join(said.out.split())
+        assert "note: a rollout without any reasoning is discarded; --keep-without-reasoning keeps" in said.err
+        assert "10 finished rollouts are discarded" in " ".join(said.out.split())
         of_both = sorted(keys(folder) + keys(folder, "discarded"))
         discards = (folder / "groups.discarded.jsonl").read_bytes()
         exported = tmp_path / "exported.jsonl"
         options = ["--format", "batch", "--options", "{keep_without_reasoning: true}", "--out", str(exported)]
         assert lachesis(["export", str(folder / "groups.discarded.jsonl"), *options]) == 0
         assert batch([*arguments, "--keep_without_reasoning"]) == 0
-        assert "10 samples without reasoning, which earlier starts discarded, are kept now" in capsys.readouterr().err
+        assert "10 rollouts without reasoning, which earlier starts discarded, are kept now" in capsys.readouterr().err
         kept = entries(folder)
         said_by = {entry["prompt_index"]: entry["conversations"] for entry in kept}
         without_server = {entry["prompt_index"]: entry["conversations"] for entry in lines(exported)}

@@ -22,16 +22,23 @@ VERBS = (
 )
 
 
-def printed(verb: str) -> str:
+HIDDEN = {"serve terminal": "-n"}
+"""Flags that are accepted and that no help shows."""
+
+
+def printed(verb: str, flag: str = "--help") -> str:
     """The help of a verb."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        main([*verb.split(), "--help"])
+        main([*verb.split(), flag])
     return out.getvalue()
 
 
 def flags(verb: str) -> list[str]:
-    return sorted(set(re.findall(r"(?<![\w-])--?[a-z][\w.-]*", printed(verb))))
+    shown = printed(verb)
+    if "\n  --help-all " in shown:
+        shown = printed(verb, "--help-all")
+    return sorted(set(re.findall(r"(?<![\w-])--?[a-z][\w.-]*", f"{shown} {HIDDEN.get(verb, '')}")))
 
 
 def public_names() -> dict[str, Any]:

@@ -7,12 +7,13 @@ where the tokens that the environment returned differ from the sampled ones; `--
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
 from backends.errors import SettingsError
 from lachesis.cli.play_environment import Verb
-from lachesis.cli.verb_parser import ENVIRONMENT, VerbParser
+from lachesis.cli.verb_parser import ENVIRONMENT, NO_ENVIRONMENT, VerbParser
 
 _VERBS: Final[dict[str, Verb]] = {"process": "process", "serve": "serve", "evaluate": "eval", "eval": "eval"}
 
@@ -27,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             usage="%(prog)s ENV [process|serve|evaluate] [options]",
         )
         parser.print_help()
+        if not arguments:
+            print(NO_ENVIRONMENT, file=sys.stderr)
         return 0 if arguments else 2
     target, *rest = arguments
     verb = rest.pop(0) if rest and not rest[0].startswith("-") else "process"

@@ -25,7 +25,7 @@ from lachesis_data.optional import need_datasets
 from lachesis_messages.errors import MessageError
 from lachesis_messages.markup import READ_UNIQUE
 from lachesis_messages.records.json_arrays import array_items
-from lachesis_messages.records.jsonl import JsonlError, is_array
+from lachesis_messages.records.jsonl import JsonlError, at_column, is_array
 from lachesis_messages.responses import as_message
 
 IMAGE_FIELDS = ("image", "docker_image")
@@ -75,7 +75,7 @@ class Rows:
         """Raises DatasetError at a row that cannot be played, with its file and line."""
         for index, (place, content) in enumerate(islice(self._read(), self.limit)):
             if (problem := self._problem(content)) or isinstance(content, str):
-                raise DatasetError(f"{place}: {problem}")
+                raise NoSuchDataset(f"{place}: {problem}")
             digest = item_digest(content)
             if in_shard(digest, self.shard):
                 yield InputRow(index, content, digest)
@@ -99,10 +99,10 @@ class Rows:
                 digests += int(digest, 16)
                 count += in_shard(digest, self.shard)
         if problems:
-            raise DatasetError("\n".join([*problems, "correct or delete these rows, and start again"]))
+            raise NoSuchDataset("\n".join([*problems, "correct or delete these rows, and start again"]))
         if not total:
             refuse_empty(Path(self.source or ""))
-            raise DatasetError(f"{self.source} contains no rows")
+            raise NoSuchDataset(f"{self.source} contains no rows")
         return (count, f"{total} rows, {digests:x}") if self.shard[1] > 1 else (total, "")
 
     def places(self, wanted: Set[tuple[str, int]]) -> dict[tuple[str, int], int]:
@@ -182,7 +182,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
                     wrong = f"expected an object, found {_kind(row)}"
                     yield f"{path}, item {number}", row if isinstance(row, dict) else wrong
             except JsonlError as error:
-                raise DatasetError(str(error)) from error
+                raise NoSuchDataset(str(error)) from error
             return
         for number, line in enumerate(lines, 1):
             line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
@@ -192,7 +192,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
             try:  # not orjson: it rejects lone surrogates, and turns integers over 64 bits into floats
                 row = READ_UNIQUE(line.decode())
             except (ValueError, RecursionError) as error:
-                yield place, f"not JSON ({error})"
+                yield place, f"not JSON ({at_column(error)})"
             else:
                 yield place, row if isinstance(row, dict) else f"expected an object, found {_kind(row)}"
 
@@ -203,7 +203,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
         reader = csv.DictReader(file, strict=True)
         try:
             if twice := [name for name, times in Counter(reader.fieldnames or ()).items() if times > 1]:
-                raise DatasetError(f"{path}, line 1: the column {twice[0]!r} is there twice")
+                raise NoSuchDataset(f"{path}, line 1: the column {twice[0]!r} is there twice")
             for row in reader:
                 place = f"{path}, line {reader.line_num}"
                 if None in row:
@@ -211,7 +211,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
                 else:  # as `datasets` reads an empty cell
                     yield place, {name: value or None for name, value in row.items()}
         except (csv.Error, UnicodeDecodeError) as error:
-            raise DatasetError(f"{path}, line {reader.line_num + 1}: not CSV in UTF-8 ({error})") from error
+            raise NoSuchDataset(f"{path}, line {reader.line_num + 1}: not CSV in UTF-8 ({error})") from error
 
 
 def _dataset_rows(source: str, split: str) -> Iterator[Mapping[str, Any]]:

@@ -85,7 +85,7 @@ class BatchResult:
         wanted = f" of {sink.total}" if sink.total >= 0 else ""
         gone = f" and {sink.gone} of rows that are not in the input any more" if sink.gone else ""
         yield (
-            "samples",
+            "rollouts",
             f"{totals.done - sink.gone}{wanted}{gone}: {totals.kept.groups} kept ({sink.played} in this start), "
             f"{totals.discarded} discarded for no reasoning, {totals.failed.groups} failed",
         )
@@ -123,7 +123,7 @@ class BatchResult:
         yield from ()
 
     def next_steps(self) -> Iterator[str]:
-        yield f"lachesis view {quote(str(self.sink.folder))}   (every sample, in the browser)"
+        yield f"lachesis view {quote(str(self.sink.folder))}   (every rollout, in the browser)"
 
     def warnings(self) -> Iterator[str]:
         if not self.sink.files.report.exists():
@@ -137,9 +137,9 @@ class BatchResult:
                 if causes.may_pass or not causes
                 else f"{REPEATS} (with --retry-failed)"
             )
-            yield f"{counted(self.totals.failed.groups, 'sample')} failed, see {failures}; {again}"
+            yield f"{counted(self.totals.failed.groups, 'rollout')} failed, see {failures}; {again}"
         if discarded := self.totals.discarded:
-            which = "finished samples" if self.totals.kept.groups else "finished samples, all of them,"
+            which = "finished rollouts" if self.totals.kept.groups else "finished rollouts, all of them,"
             yield (
                 f"{discarded} {which} are discarded, since no turn of theirs has reasoning; ask for it in the system "
                 f"prompt (<think>...</think>), or start again: {PROMOTES}"

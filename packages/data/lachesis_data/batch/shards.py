@@ -93,7 +93,7 @@ def merge_shards(run: Path, out: Path) -> tuple[list[str], bool]:
     kinds = f"{totals.kept.groups} kept, {totals.discarded} discarded, {totals.failed.groups} failed"
     said = [f"{counted(len(shards), 'shard')}: {kinds}: {out}"]
     if (unplayed := sink.total - totals.done) > 0:
-        said.append(f"{counted(unplayed, 'sample')} not played yet; start their shards again, and merge again")
+        said.append(f"{counted(unplayed, 'rollout')} not played yet; start their shards again, and merge again")
     if missing := [shard_folder(run, (i, count)).name for i in range(1, count + 1) if (i, count) not in shards]:
         said.append(f"missing: {', '.join(missing)}; play them and merge again")
     return said, len(said) == 1

@@ -47,7 +47,7 @@ CHECKPOINT_EVERY = 60.0
 NO_ROW = -1
 """The `prompt_index` of a sample whose row is not in the input any more."""
 RETRY_PAUSE = 1.0
-PROMOTES = "--keep-without-reasoning keeps such samples, and without playing also those that were discarded before"
+PROMOTES = "--keep-without-reasoning keeps such rollouts, and without playing also those that were discarded before"
 
 
 class BatchWork(ItemKeys):
@@ -193,7 +193,7 @@ class BatchSink(FileSink):
         """Samples that were kept and whose rows are not in the input any more."""
         return sum(self._index(*each) == NO_ROW for each in self._rows_done)
 
-    unit = "samples"
+    unit = "rollouts"
 
     @property
     def settled_groups(self) -> int:
@@ -254,7 +254,7 @@ class BatchSink(FileSink):
             promoted += len(some)
         self.discards.unlink()
         if promoted:
-            line = f"{counted(promoted, 'sample')} without reasoning, which earlier starts discarded, are kept now"
+            line = f"{counted(promoted, 'rollout')} without reasoning, which earlier starts discarded, are kept now"
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _not_of_groups(self, what: str) -> RunFolderError:
@@ -317,7 +317,7 @@ class BatchSink(FileSink):
         self.failed_groups += kind == "failed"
         if kind == "discarded" and not self._said_discards:
             self._said_discards = True
-            line = f"note: a sample without any reasoning is discarded; {PROMOTES}"
+            line = f"note: a rollout without any reasoning is discarded; {PROMOTES}"
             self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         return decision
 
@@ -369,7 +369,7 @@ class BatchSink(FileSink):
             groups = chain(failures.values(), self.ledger.records())
             title, count = f"{self.environment}: {self.model}", self.totals.kept.groups + len(failures)
             if count > MOST_IN_REPORT:
-                title += f" (the first {MOST_IN_REPORT} of {count} samples)"
+                title += f" (the first {MOST_IN_REPORT} of {count} rollouts)"
             return write_report(self.files.report, title=title, groups=islice(groups, MOST_IN_REPORT))
         except (OSError, LachesisError) as error:
             if self._broken is None:

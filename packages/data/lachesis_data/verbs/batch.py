@@ -1,8 +1,7 @@
 """`lachesis batch`: run a file of prompts into ShareGPT files; a second start continues where the first one stopped.
 
-The flags are those of `batch_runner.py`, with "-" or "_", and more. Settings of environments and model servers have
-their own names: [--config FILE] [--env.NAME VALUE ...] [--openai.NAME VALUE ...], which `lachesis process ENV
---help-all` lists.
+The flags are those of `batch_runner.py`, and more; `lachesis batch --help-all` lists all. Settings of environments and
+servers have their own names, --env.NAME and --openai.NAME (`lachesis process ENV --help-all`), also in --config FILE.
 """
 
 from __future__ import annotations
@@ -43,6 +42,13 @@ SAME_NAMES = (
     *("keep_without_reasoning", "allow_missing_toolsets"),
 )
 """Flags that are fields of `BatchSettings`."""
+RARE = {
+    *("dataset_split", "batch_size", "list_distributions", "allow_missing_toolsets", "seed", "provider_sort"),
+    *("ephemeral_system_prompt", "prefill_messages_file", "reasoning_disabled", "providers_allowed"),
+    *("providers_ignored", "providers_order", "keep_without_reasoning", "resume", "grace_period", "ray", "shards"),
+    *("verbose", "log_prefix_chars", "max_total_tokens"),
+}
+"""Flags that only `--help-all` shows."""
 INSTEAD = {
     "env.total_steps": "--max-samples",
     "env.group_size": "--samples",
@@ -98,7 +104,7 @@ def _on_ray(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     return play_on_ray(given.ray, given.shards, own.parse_known_args(arguments)[1], given.output / given.run_name)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> VerbParser:
     parser = VerbParser(
         prog="lachesis batch",
         description=__doc__,
@@ -108,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     def add(name: str, help_text: str, *others: str, **kwargs: Any) -> None:
         long = [f"--{each}" for each in (name, *others) if not each.startswith("-")]
         short = [each for each in others if each.startswith("-")]
-        parser.add_argument(*short, *long, dest=name, help=help_text, **kwargs)
+        parser.add_argument(*short, *long, dest=name, help=help_text, rare=name in RARE, **kwargs)
 
     def number(name: str, help_text: str, *others: str, default: int | None = None) -> None:
         add(name, help_text, *others, type=count, default=default, metavar="N")
@@ -124,19 +130,19 @@ def _parser() -> argparse.ArgumentParser:
         "output", "folder in which the run's folder is (default: data)", "-o", type=Path, default=DATA, metavar="FOLDER"
     )
     add("env", f"the environment that scores: {ENVIRONMENT}", metavar="ENV")
-    number("samples", "samples of each prompt (default: 1)", "-r", default=1)
-    number("concurrency", "samples in flight (default: 32)", "num_workers", "-c", default=32)
-    number("max_samples", "take the first N prompts only", "-n")
+    number("samples", "rollouts of each prompt (default: 1)", "-r", default=1)
+    number("concurrency", "rollouts at once (default: 32)", "num_workers", "-c", default=32)
+    number("max_samples", "items to run: the first N prompts (default: all)", "-n")
     add(
         "model",
         "name of the model on its server; or embedded, or a GGUF file (default: that of --env or --config)",
         "-m",
         metavar="NAME",
     )
-    add("base_url", "URL of the model server", "-b", metavar="URL")
+    add("base_url", "URL of the OpenAI-compatible server", "-b", metavar="URL")
     add("api_key", "API key of the server", "-k", metavar="KEY")
-    number("max_turns", "turns of a sample (default: 10)")
-    number("max_tokens", "tokens of a completion (default: 2048)", "-t")
+    number("max_turns", "limit of turns in a rollout (default: 10)")
+    number("max_tokens", "limit of tokens in one answer (default: 2048)", "-t")
     add("temperature", "sampling temperature (default: 1.0)", "-T", type=float, metavar="T")
     add("distribution", "named probabilities of toolsets, drawn for each prompt (default: default)", metavar="NAME")
     switch("list_distributions", "list the distributions and exit")
@@ -144,24 +150,35 @@ def _parser() -> argparse.ArgumentParser:
     add("seed", "seed for drawing toolsets (default: 0)", type=int, default=0, metavar="N")
     add("ephemeral_system_prompt", "appended to requests' system message; in no trajectory", metavar="TEXT")
     add("prefill_messages_file", "JSON list of messages that requests begin with; in no trajectory", metavar="FILE")
-    add("reasoning_effort", ", ".join(REASONING_EFFORTS), choices=REASONING_EFFORTS)
+    add("reasoning_effort", ", ".join(REASONING_EFFORTS), choices=REASONING_EFFORTS, metavar="LEVEL")
     switch("reasoning_disabled", "the same as --reasoning-effort none")
     for name in ("providers_allowed", "providers_ignored", "providers_order"):
         add(name, "OpenRouter's providers, separated by commas", metavar="A,B")
-    add("provider_sort", "OpenRouter's order of providers", choices=("price", "throughput", "latency"))
-    switch("keep_without_reasoning", "keep samples without any reasoning, which are otherwise discarded")
-    switch("retry_failed", "run samples again that failed in earlier starts")
+    add(
+        "provider_sort",
+        "OpenRouter's order of providers: price, throughput or latency",
+        choices=("price", "throughput", "latency"),
+        metavar="BY",
+    )
+    switch("keep_without_reasoning", "keep rollouts without any reasoning, which are otherwise discarded")
+    switch("retry_failed", "run rollouts again that failed in earlier starts")
     switch("resume", "accepted: a run always continues what is in its folder")
     add("max_seconds", "end after this many seconds of this start", type=_positive, metavar="SECONDS")
     number("max_total_tokens", "end after this many completion tokens of the run")
     add("max_cost", "end when the run has cost this much; needs --prices", type=_positive, metavar="COST")
     add("prices", "of a million tokens of prompts and of completions: 0.5,1.5", type=_prices, metavar="IN,OUT")
-    add("grace_period", "seconds for samples in flight to finish at the end (default: 60)", type=float, default=60.0)
+    add(
+        "grace_period",
+        "seconds for rollouts in flight to finish at the end (default: 60)",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+    )
     add("shard", "run part I of N, from 1, into data/NAME/shard_I_of_N", type=_shard, default=(1, 1), metavar="I/N")
     add("ray", "run the shards as tasks of a Ray cluster, and merge them; needs --shards", metavar="ADDRESS")
     number("shards", "parts that --ray runs")
     switch("verbose", "log what the run does")
-    add("log_prefix_chars", "accepted: no previews are logged, the report shows the samples", metavar="N")
+    add("log_prefix_chars", "accepted: no previews are logged, the report shows the rollouts", metavar="N")
     return parser
 
 

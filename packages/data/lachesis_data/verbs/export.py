@@ -19,7 +19,7 @@ from backends.plugins import Registry, UnknownPlugin
 from backends.text import counted
 from lachesis.cli import command
 from lachesis.cli.verb_parser import VerbParser
-from lachesis.runs.run_folder import refuse_files_of_runs, settings_of
+from lachesis.runs.run_folder import refuse_files_of_runs, require_run, settings_of
 from lachesis.tracebacks import explained, place
 from lachesis_data.exports.exports import (
     EXPORTS,
@@ -77,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         options = options_of(arguments.options)
+        require_run(arguments.groups)
         arguments.groups = _groups_file(arguments.groups)
         if arguments.out.exists() and arguments.groups.exists() and arguments.out.samefile(arguments.groups):
             raise ExportOptionsError(f"--out {arguments.out}: is the groups file itself; choose another file")

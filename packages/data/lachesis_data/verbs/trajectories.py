@@ -21,7 +21,7 @@ from backends.text import counted
 from lachesis.cli.verb_parser import VerbParser, count
 from lachesis.loop.outcome import in_words
 from lachesis.runs.prose import print_table
-from lachesis.runs.run_folder import refuse_files_of_runs
+from lachesis.runs.run_folder import refuse_files_of_runs, require_run
 from lachesis_data.files.entry_files import EntryLine, OnBad, Rewritten, convert_entries, deduplicate, read_entries
 from lachesis_data.files.file_statistics import SPREADS, FileStatistics
 from lachesis_data.files.formats import CONVERTIBLE, converter, format_of, read_chat
@@ -81,8 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for verb in (convert, dedup):
         verb.add_argument("--out", required=True, type=Path, metavar="FILE", help="an existing file is replaced")
     arguments = parser.parse_args(argv)
-    if arguments.run in (_stats, _show, _validate):
-        for path in [arguments.files] if arguments.run == _show else arguments.files:
+    for path in [arguments.files] if arguments.run == _show else arguments.files:
+        require_run(path)
+        if arguments.run in (_stats, _show, _validate):
             refuse_empty(path)
     code: int = arguments.run(arguments)
     return code
@@ -90,19 +91,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _stats(arguments: argparse.Namespace) -> int:
     found, unreadable = FileStatistics(), Counter[str]()
-    with _lines(arguments.files, bad=_counted(unreadable)) as lines:
+    problems = list[JsonlError]()
+    with _lines(arguments.files, bad=_counted(unreadable, problems.append)) as lines:
         for line in lines:
             found.add(line.entry)
+    if not found.to_json()["entries"]:
+        first = f"{problems[0]}; and " if problems else ""
+        names = ", ".join(map(str, arguments.files))
+        raise TrajectoryFilesError(f"{first}no line of {names} is a trajectory; name a file of them, or a run's folder")
+    for problem in problems:
+        _note(problem)
     figures = {**found.to_json(), "unreadable_lines": unreadable.total()}
     if arguments.json:
         print(json.dumps(figures))
-    elif figures["entries"]:
+    else:
         _print_figures(figures)
-    if not figures["entries"]:
-        print(
-            f"error: no entries in {', '.join(map(str, arguments.files))}; name a file of trajectories", file=sys.stderr
-        )
-    return int(not figures["entries"])
+    return ExitCode.DONE
 
 
 def _print_figures(figures: Mapping[str, Any]) -> None:
@@ -223,13 +227,17 @@ def _rewrite(arguments: argparse.Namespace, write: Callable[[Iterator[EntryLine]
     return int(not totals.written and any(path.stat().st_size for path in arguments.files))
 
 
-def _counted(unreadable: Counter[str]) -> OnBad:
-    """Counts unreadable lines, and names the first of them."""
+def _note(problem: JsonlError) -> None:
+    print(printable(f"note: {problem}"), file=sys.stderr)
+
+
+def _counted(unreadable: Counter[str], tell: Callable[[JsonlError], None] = _note) -> OnBad:
+    """Counts unreadable lines, and tells of the first of them."""
 
     def bad(error: JsonlError) -> None:
         unreadable["not JSON"] += 1
         if unreadable.total() <= 5:
-            print(printable(f"note: {error}"), file=sys.stderr)
+            tell(error)
 
     return bad
 

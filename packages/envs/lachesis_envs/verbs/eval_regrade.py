@@ -52,7 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         field = HarborEnvConfig.model_fields[name]
         read = str if accepts(field.annotation, str) else yaml.safe_load
         parser.add_argument(
-            f"--env.{name}", dest=name, default=argparse.SUPPRESS, type=read, metavar="VALUE", help=field.description
+            f"--env.{name}",
+            dest=name,
+            default=argparse.SUPPRESS,
+            type=read,
+            metavar="VALUE",
+            help=field.description,
+            rare=name != "terminal_backend",
         )
     arguments = parser.parse_args(argv)
     path = _groups_file(arguments.data)

@@ -43,6 +43,7 @@ def _reject(constant: str) -> Any:
     raise ValueError(f"holds {constant}, which is not JSON")
 
 
+_PLACE = re.compile(r": line 1 column (\d+) \(char \d+\)")
 _FINITE = json.JSONDecoder(parse_constant=_reject).decode
 _DIGITS = bytes(48 if 48 <= byte < 58 else byte for byte in range(256))
 _ZEROS, _LONG = re.compile(b"0*"), b"0" * 19
@@ -55,11 +56,18 @@ class JsonlError(LachesisError):
     def __init__(self, path: StrPath, reason: str, *, line: int | None = None) -> None:
         self.path = Path(path)
         self.line = line
-        self.reason = reason
+        self.reason = reason = at_column(reason)
+        if line is not None:  # its content is wrong
+            self.exit_code = ExitCode.SETTINGS
         super().__init__(f"{self.path}{'' if line is None else f', line {line}'}: {reason}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self).__new__, (type(self), *self.args), self.__dict__)
+
+
+def at_column(problem: object) -> str:
+    """What a JSON reader says of a line, which it counts as the first one."""
+    return _PLACE.sub(r" at column \1", str(problem))
 
 
 class NoSuchFile(JsonlError):

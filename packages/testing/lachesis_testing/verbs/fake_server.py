@@ -118,32 +118,76 @@ def _server(arguments: argparse.Namespace) -> FakeServer:
 def _parser() -> argparse.ArgumentParser:
     parser = VerbParser(prog="lachesis fake-server", description=__doc__)
     add = parser.add_argument
-    add("--host", default="127.0.0.1")
+    add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=port_number, default=8000, help="0 takes a free one (default: 8000)")
     add("--model-name", default="fake", help="any other name is answered with 404 (default: fake)")
     add("--api-key", default="", help="requests must carry this key")
     add("--tokenizer", type=Path, metavar="DIR", help="a folder that transformers loads (default: a small BPE)")
-    add("--save-tokenizer", type=Path, metavar="DIR", help="write the tokenizer into a folder, for the client")
+    add(
+        "--save-tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="write the tokenizer into a folder, for the client",
+        rare=True,
+    )
     add("--policy", choices=sorted(POLICIES), default="words", help="who answers (default: words)")
     add("--say", action="append", default=[], metavar="TEXT", help="an answer of the policy 'script'; repeatable")
-    add("--by-turn", action="store_true", help="each conversation hears the --say texts from the first (script)")
+    add(
+        "--by-turn",
+        action="store_true",
+        help="each conversation hears the --say texts from the first (script)",
+        rare=True,
+    )
     add("--lengths", type=_value(Lengths.parse), metavar="N[-M]", help="tokens of an answer, as 200 or 50-400")
-    add("--mean-length", type=float, default=64.0, help="mean tokens of an answer of the policy 'tokens' (default: 64)")
-    add("--seed", type=int, default=0, help="random seed (default: 0)")
+    add(
+        "--mean-length",
+        type=float,
+        default=64.0,
+        help="mean tokens of an answer of the policy 'tokens' (default: 64)",
+        rare=True,
+    )
+    add("--seed", type=int, default=0, help="random seed (default: 0)", rare=True)
     add("--vary", action="store_true", help="answer the same prompt differently each time")
     add("--latency", type=_value(_latency), default=(0.0, 0.0), metavar="S[-S]", help="seconds, as 0.5 or 0.2-3")
     add("--tokens-per-second", type=float, help="speed of one completion, on top of --latency")
     add("--max-concurrency", type=int, help="requests worked on at once; the others wait")
-    add("--prefix-cache", type=int, default=0, metavar="TOKENS", help="kept by each rank; 0 caches nothing (default)")
-    add("--data-parallel-size", type=int, default=1, help="ranks, each with a prefix cache (default: 1)")
-    add("--prefill-tokens-per-second", type=float, help="speed of a rank for the uncached tokens of prompts")
-    add("--images", action="store_true", help="take images, with the tokens of Qwen-VL")
-    add("--update-every", type=float, metavar="S", help="new weights and a new version every S seconds")
-    add("--update-mode", choices=get_args(PauseMode), default="abort", help="of requests in flight (default: abort)")
-    add("--update-pause", type=float, default=0.0, metavar="S", help="seconds that an update takes (default: 0)")
-    add("--context-length", type=int, default=32768, help="tokens of prompt and answer (default: 32768)")
-    add("--logprobs-mode", choices=("raw", "processed"), default="raw", help="as vLLM's flag, without '_logprobs'")
-    add("--tool-call-parser", default="hermes", help="for the chat route; 'none' leaves calls in the text")
+    add(
+        "--prefix-cache",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="kept by each rank; 0 caches nothing (default)",
+        rare=True,
+    )
+    add("--data-parallel-size", type=int, default=1, help="ranks, each with a prefix cache (default: 1)", rare=True)
+    add("--prefill-tokens-per-second", type=float, help="speed of a rank for the uncached tokens of prompts", rare=True)
+    add("--images", action="store_true", help="take images, with the tokens of Qwen-VL", rare=True)
+    add("--update-every", type=float, metavar="S", help="new weights and a new version every S seconds", rare=True)
+    add(
+        "--update-mode",
+        choices=get_args(PauseMode),
+        default="abort",
+        metavar="MODE",
+        help="of requests in flight (default: abort)",
+        rare=True,
+    )
+    add(
+        "--update-pause",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="seconds that an update takes (default: 0)",
+        rare=True,
+    )
+    add("--context-length", type=int, default=32768, help="tokens of prompt and answer (default: 32768)", rare=True)
+    add(
+        "--logprobs-mode",
+        choices=("raw", "processed"),
+        default="raw",
+        help="as vLLM's flag, without '_logprobs'",
+        rare=True,
+    )
+    add("--tool-call-parser", default="hermes", help="for the chat route; 'none' leaves calls in the text", rare=True)
     add(
         "--faults",
         type=_value(_faults),
@@ -151,8 +195,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=P,...",
         help=f"what goes wrong, and how often: {', '.join(Fault)}",
     )
-    add("--slow-start", type=float, default=0.0, metavar="S", help="seconds of 503 after the start")
-    add("--refuse-until-ready", action="store_true", help="refuse connections during --slow-start")
+    add("--slow-start", type=float, default=0.0, metavar="S", help="seconds of 503 after the start", rare=True)
+    add("--refuse-until-ready", action="store_true", help="refuse connections during --slow-start", rare=True)
     add("--record", type=Path, metavar="FILE", help="append a JSON line for each request")
     return parser
 

@@ -1,9 +1,9 @@
 """`lachesis verify FILE...`: check that sample files hold exactly the sampled tokens, each once.
 
 The files are JSON Lines of samples, or of groups that hold `samples`; a folder stands for its groups.jsonl or
-samples.jsonl. Exit code 0 means that nothing is wrong, 1 that something is, 3 that a file holds no samples, so that
-there is nothing to verify. "old" in place of "ok" means that some lines come from an older version, which wrote no
-digests of scores and messages.
+samples.jsonl. Exit code 0 means that nothing is wrong, 1 that something is, 2 that there is nothing to verify: a file
+is missing, is not JSON Lines, or holds no samples. "old" in place of "ok" means that some lines come from an older
+version, which wrote no digests of scores and messages.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from backends.errors import SettingsError, cannot_read
+from backends.errors import ExitCode, SettingsError
 from backends.text import counted, escaped
 from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs.prose import print_table
+from lachesis.runs.run_folder import require_run
+from lachesis_messages.records.jsonl import at_column
 from lachesis_tokens.samples.verification import NO_SAMPLES, RecordVerifier, Totals
 
 _STYLES = {"ok": "green", "old": "yellow", "none": "yellow", "WRONG": "red"}
@@ -31,7 +33,7 @@ ROWS = ("sampled", "delivered", "duplicated", "wrong_prefix", "undelivered", "un
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print totals and the first problems; 1 where anything is wrong, otherwise 3 where a file is empty."""
+    """Print totals and the first problems; 1 where anything is wrong, otherwise 2 where there is nothing to verify."""
     parser = VerbParser(prog="lachesis verify", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON Lines of samples or of groups")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -41,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     files = [_in_folder(path) if path.is_dir() else path for path in arguments.files]
     for path, file in zip(arguments.files, files, strict=True):
+        require_run(path)
         if not file.exists():
-            neither = f"neither groups.jsonl nor samples.jsonl is in {path}"
-            raise SettingsError(cannot_read(path) if path == file else neither)
+            raise SettingsError(f"neither groups.jsonl nor samples.jsonl is in {path}; name the folder of a run")
     found = {str(path): verify_file(path, max_problems=max(0, arguments.problems)) for path in files}
     ok = all(totals.ok for totals in found.values())
     console = Console(emoji=False)
@@ -52,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.out(json.dumps({"ok": ok, "files": files}), highlight=False)
     else:
         _show(console, found)
-    return 0 if ok else 3 if all(totals.ok or totals.empty for totals in found.values()) else 1
+    return ExitCode(0 if ok else 2 if all(totals.ok or not totals.samples for totals in found.values()) else 1)
 
 
 def _in_folder(folder: Path) -> Path:
@@ -79,7 +81,7 @@ def verify_file(path: Path, *, max_problems: int = 20) -> Totals:
                     record = _parse(line, no_json)
                 except (ValueError, RecursionError) as error:
                     torn = "" if line.endswith(b"\n") else " (the last line has no newline: torn or half written)"
-                    verifier.reject(f"not JSON: {error}{torn}", number)
+                    verifier.reject(f"not JSON: {at_column(error)}{torn}", number)
                     continue
                 verifier.feed(record, number)
     except OSError as error:

@@ -145,7 +145,7 @@ def rehearsal_parser() -> argparse.ArgumentParser:
     add("--config", metavar="FILE", help="the YAML file of the run")
     add("--servers", type=_whole, default=1, metavar="N", help="model servers (default: 1)")
     add("--requests-per-server", type=_whole, default=64, metavar="N", help="at once; others wait (default: 64)")
-    add("--tokens-per-second", type=_positive, default=2000.0, help="of a full server (default: 2000)")
+    add("--tokens-per-second", type=_positive, default=2000.0, metavar="T", help="of a full server (default: 2000)")
     add("--latency", type=_span, default=(0.5, 0.5), metavar="S[-S]", help="seconds to the first token (default: 0.5)")
     add("--like", type=Path, metavar="FILE", help="turns, tokens, tool seconds of an earlier run's groups.jsonl")
     add("--turns", type=_span_of_whole, default=(1, 4), metavar="N[-M]", help="of a rollout (default: 1-4)")

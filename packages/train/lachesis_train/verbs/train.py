@@ -399,7 +399,8 @@ def _parser(*, help_all: bool | None = None) -> argparse.ArgumentParser:
         "--rollout-api",
         choices=("lachesis", "stock", "running"),
         default="lachesis",
-        help="start `lachesis api`, Atropos' run-api, or none: one runs at env.rollout_server_url (default: lachesis)",
+        metavar="API",
+        help="lachesis starts `lachesis api`, stock Atropos' run-api; running: one is at env.rollout_server_url",
     )
     add(
         "--max-restarts",

@@ -8,8 +8,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from backends.errors import LachesisError, SettingsError, cannot_read, refuse_empty
+from backends.errors import LachesisError, SettingsError, refuse_empty
 from lachesis.cli.verb_parser import VerbParser
+from lachesis.runs.run_folder import require_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "groups",
         type=Path,
+        metavar="RUN",
         help="the folder of a run, a groups.jsonl of `process` or `batch`, or a samples.jsonl of `eval`",
     )
     parser.add_argument("--output", type=Path, help="where to write it (default: next to the file, as .html)")
@@ -25,8 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     one.add_argument("--rollout", metavar="ID", help="only this rollout, by the beginning of its id")
     one.add_argument("--group", metavar="KEY", help="only the group of this item, by its key")
     arguments = parser.parse_args(argv)
-    if not arguments.groups.exists():
-        raise SettingsError(cannot_read(arguments.groups))
+    require_run(arguments.groups)
     if arguments.rollout or arguments.group:
         from lachesis_view.single_page import write_single
 
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         every = chain([first], groups) if first else ()
         summary = write_report(output, title=title, groups=every, groups_file=arguments.groups)
     except (KeyError, TypeError):
-        raise LachesisError(
+        raise SettingsError(
             f"{arguments.groups}: its lines are not groups; "
             "name a groups.jsonl of `process` or a samples.jsonl of `eval`"
         ) from None
