@@ -217,6 +217,13 @@ class RunResult:
         """Whether a model played, and not a reference policy."""
         return bool(self.summary.completion_tokens or self.summary.uncounted_requests)
 
+    def notes(self) -> Iterator[str]:
+        if self.requested is not None and self.summary.items > self.requested:
+            yield (
+                f"the figures are of {self.summary.items:,} items, and this start requested {self.requested:,}: the "
+                "others are of earlier starts in this folder; evaluate in another folder to have these alone"
+            )
+
     def warnings(self) -> Iterator[str]:
         summary = self.summary
         if alarm := summary.exclusion.alarm:
@@ -229,11 +236,6 @@ class RunResult:
             yield (
                 f"the items ran out: {asked} gave {summary.items} of the {self.short_of} that env.{setting} requests; "
                 f"give it more, or lower --env.{setting}"
-            )
-        if self.requested is not None and summary.items > self.requested:
-            yield (
-                f"the figures are of {summary.items:,} items, and this start requested {self.requested:,}: the others "
-                "are of earlier starts in this folder; evaluate in another folder to have these alone"
             )
         if causes := self.figures.causes:
             yield "rollouts without a score:"
@@ -271,8 +273,22 @@ def omitted_rows(count: int) -> Iterator[Row]:
         yield "images", f"{what} only their types ([image_url]), so SFT refuses them; the groups have the images"
 
 
+def folded(command: str, width: int) -> str:
+    """A command in lines that still can be pasted, and below it what it is for, which follows three spaces."""
+    line, gap, use = command.partition("   (")
+    lines = []
+    while len(line) > width and (at := line.rfind(" --", 1, width - 1)) > 0:
+        lines.append(f"{line[:at]} \\")
+        line = f" {line[at:]}"
+    return "\n".join([*lines, line, *([f"({use}"] if gap else [])])
+
+
 class ShownResult(Protocol):
     """The final output of a run."""
+
+    def notes(self) -> Iterable[str]:
+        """What must be known to read the rows."""
+        return ()
 
     def rows(self) -> Iterator[Row]: ...
     def paths(self) -> Iterable[tuple[str, Path]]:
@@ -296,6 +312,8 @@ def path_link(path: Path) -> Text:
 
 def print_result(console: Console, result: ShownResult) -> None:
     """The table that a run ends with, and where everything is."""
+    for note in getattr(result, "notes", tuple)():  # an environment's own result may have none
+        print_prose(console, f"note: {note}", style="yellow")
     table = Table(show_header=False, box=None, pad_edge=False)
     rows, paths = [*result.rows()], [*result.paths()]
     width = max(12, *(size for label, _ in (*rows, *paths) if (size := len(label)) <= LONGEST_LABEL))
@@ -308,7 +326,7 @@ def print_result(console: Console, result: ShownResult) -> None:
         console.print(Text.assemble((f"{label:<{width}}  ", "bold"), path_link(path)), soft_wrap=True)
     for step, line in enumerate(result.next_steps()):
         if console.is_terminal and width + 2 + len(line) > console.width:
-            line = line.replace("   (", f"\n{'':<{width + 2}}(")  # a terminal breaks a long line inside a word
+            line = folded(line, console.width - width - 2).replace("\n", f"\n{'':<{width + 2}}")
         console.print(Text.assemble((f"{'' if step else 'next':<{width}}  ", "bold"), line), soft_wrap=True)
     for advice in result.advice():
         print_prose(console, advice, style="default")

@@ -52,10 +52,13 @@ def test_what_was_asked_for_decides_the_exit_code_and_one_line_installs_it_all(
     monkeypatch.undo()
     monkeypatch.setattr(doctor, "TRAINING", ("of_nobody",))
     assert doctor.main([]) == ExitCode.DONE
-    *lines, rest, ready = capsys.readouterr().out.splitlines()
+    *lines, rest, not_ready, ready = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in lines if line[0] != " "} == {"ok", "optional"}, "nothing needed is missing"
     assert rest.startswith("the rest is optional; all of it: ") and "pip install 'lachesis-rl[torch]'" in rest
-    assert ready.startswith("ready: lachesis demo runs here") and "word_problems -n 2 -m reference" in ready
+    assert ready.startswith("ready for: eval, process and serve ") and ready.endswith("; demo and -m embedded")
+    assert "train (not installed)" in not_ready and not_ready.startswith("not ready for: ")
+    far = doctor.Check("sandboxes: far", False, "Token missing. Could not authenticate client. If you are new, run x")
+    assert doctor.verdict([far]) == ["not ready for: sandboxes in far (Token missing)"]
     for wrong in (["dokcer"], ["train", "--options", "{a: 1}"]):
         with pytest.raises(SystemExit) as ended:
             doctor.main(wrong)

@@ -27,7 +27,7 @@ from lachesis.runs import silence
 from lachesis.runs.failures import REPEATS, RunStopped
 from lachesis.runs.progress import Progress, Standing
 from lachesis.runs.prose import print_table
-from lachesis.runs.results import ShownResult, print_result, program
+from lachesis.runs.results import ShownResult, folded, print_result, program
 from lachesis_client import RequestRejected
 from lachesis_client.sampling import Sampling
 from lachesis_testing.fake_server import FakeServer
@@ -359,7 +359,17 @@ async def test_an_evaluation_says_that_its_figures_have_more_items_than_it_reque
         async with ScriptedServer(does_nothing) as server:
             said.append(shown(await make(Few, server, tmp_path, eval_items=count)._run_evaluate()))
     told = "the figures are of 2 items, and this start requested 1: the others"
-    assert told in said[1] and "this start requested" not in said[0]
+    assert told in said[1].partition("mean reward")[0] and "this start requested" not in said[0]
+
+
+def test_a_command_that_is_wider_than_the_terminal_is_folded_so_that_it_can_be_pasted() -> None:
+    line = (
+        "lachesis train --sft data/run/trajectory_samples.jsonl --sft.min_reward 1 --training.base_model MODEL   (why)"
+    )
+    assert folded(line, 200) == line.replace("   (", "\n(")
+    short = folded(line, 60).splitlines()
+    assert max(map(len, short)) <= 60 and short[-1] == "(why)"
+    assert " ".join(each.removesuffix("\\").strip() for each in short[:-1]) == line.partition("   (")[0]
 
 
 async def test_an_environment_without_any_item_says_so(tmp_path: Path) -> None:

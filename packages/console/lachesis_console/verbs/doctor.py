@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import Any
 
 from rich.console import Console
@@ -33,6 +34,14 @@ PURPOSES = ("demo", "train")
 TRAINING = ("accelerate", "gguf", "peft", "tinker", "torch", "transformers")
 CLIENTS = {"docker": "aiodocker", "modal": "modal", "ssh": "asyncssh"}
 """Packages of backends, which are installed as extras of their names."""
+USES = {
+    "sandboxes: local": "eval, process and serve with a model server, or -m reference",
+    "embedded model": "demo and -m embedded",
+    "trainer": "train",
+    "tokens (Phase 2)": "serve with this server",
+    "chat (Phase 1)": "eval and process with this server",
+}
+"""By check: what it lets one do."""
 _INSTALL = re.compile(r"(?:apt-get|pip) install(?: --\S+)* [^\s,;]+")
 _CHILD = """
 import asyncio, dataclasses, json, sys
@@ -200,6 +209,28 @@ def together(commands: Sequence[str]) -> str:
     return " && ".join(f"{tool} {' '.join(packages[tool])}" for tool in sorted(packages))
 
 
+def verdict(findings: Sequence[Check]) -> list[str]:
+    """What can be done here, and what not and why, in two lines; nothing of keys."""
+    works, fails = list[str](), list[str]()
+    others = [finding for finding in findings if finding.name.startswith("sandboxes: ") and finding.name not in USES]
+    for ok, said in (True, works), (False, fails):
+        if names := [finding.name.removeprefix("sandboxes: ") for finding in others if finding.ok is ok]:
+            reason = f" ({_reason(others[0].detail)})" if len(others) == 1 and not ok else ""
+            said.append(f"sandboxes in {', '.join(names)}{reason}")
+    for finding in findings:
+        if use := USES.get(finding.name):
+            (works if finding.ok else fails).append(use if finding.ok else f"{use} ({_reason(finding.detail)})")
+        elif finding.needed and not finding.ok:
+            fails.append(f"{finding.name} ({_reason(finding.detail)})")
+    found = (("not ready for", fails), ("ready for", works))
+    return [f"{what}: {'; '.join(uses)}" for what, uses in found if uses]
+
+
+def _reason(detail: str) -> str:
+    """Its beginning, which says why; the table has all of it."""
+    return shorten(re.split(r"[.;:] | \(", detail)[0], 60, placeholder=" ...")
+
+
 def _key(name: str, use: str) -> Check:
     found = bool(os.environ.get(name))
     return Check(name, found, "set" if found else f"not set (optional: for {use})")
@@ -234,18 +265,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         mark, style = ("ok", "green") if finding.ok else ("missing", "red") if finding.needed else ("optional", "dim")
         console.print(f"{mark:<10}", style=style, end="")
         # Not a table: text that is folded at the edge of a cell cannot be copied.
-        detail = finding.detail if finding.ok or not finding.fix else f"{finding.detail}; {finding.fix}"
+        said = finding.detail if finding.ok or finding.needed else finding.detail.partition(". ")[0]
+        detail = said if finding.ok or not finding.fix else f"{said}; {finding.fix}"
         for line in (f"{finding.name:<{width}}  {detail}", *(f"{'':{width + 12}}{line}" for line in finding.more)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     ready = all(finding.ok for finding in findings if finding.needed)
     last = []
     if missing := together([command for finding in findings for command in finding.install]):
         last.append(f"{'the rest is optional; all of it' if ready else 'to install what is missing'}: {missing}")
-    if ready and not purpose and not arguments.url:
-        last.append(
-            "ready: lachesis demo runs here with a small model; without one, run "
-            "lachesis eval gsm8k --env.dataset_name word_problems -n 2 -m reference"
-        )
+    last += verdict(findings)
     for line in last:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return ExitCode.DONE if ready else ExitCode.FAILED

@@ -207,7 +207,7 @@ async def _prove_tokenizer(env: Environment, server: TokenServer) -> None:
     proof = server.tokenizer_proof
     unproven = [engine.base_url for engine in server.servers if not await proof.prove(engine)]
     compared = f"compared with {len(server.servers) - len(unproven)} of {len(server.servers)} servers"
-    print_prose(env.console, f"tokenizer {proof.described}, {compared}", style="dim")
+    print_prose(env.console, f"exact tokens: tokenizer {proof.described}, {compared}", style="dim")
     if unproven:
         print_prose(
             env.console,
@@ -219,9 +219,10 @@ async def _prove_tokenizer(env: Environment, server: TokenServer) -> None:
 
 
 async def _check_template(env: Environment, server: TokenServer) -> None:
-    """Print how the chat template continues conversations; a template that hides the tools is an error."""
+    """Print where the chat template does not continue conversations; one that hides the tools is an error."""
     report = await asyncio.to_thread(lambda: server.prompts.template_report)
-    print_prose(env.console, report.summary(), style="dim")
+    if said := report.summary():
+        print_prose(env.console, said, style="dim")
     if env.tool_definitions() and not report.shows_tools:
         raise ServerConfigError(
             "the model's chat template does not show it the tools; set --env.chat_template to one that does "

@@ -92,10 +92,10 @@ class TemplateReport:
         return "\n".join(lines)
 
     def summary(self) -> str:
-        """One line where the template continues every conversation exactly, `describe` otherwise."""
+        """`describe`; empty where the template continues every conversation exactly, as it should."""
         exact = all(finding.extension is Extension.PREFIX and not finding.reason for finding in self.findings)
         if exact and self.shows_tools and not self.reacts_to:
-            return f"chat template {self.template[:12]}: continues every conversation exactly"
+            return ""
         return self.describe()
 
     def to_record(self) -> dict[str, Any]:
