@@ -286,10 +286,6 @@ def folded(command: str, width: int) -> str:
 class ShownResult(Protocol):
     """The final output of a run."""
 
-    def notes(self) -> Iterable[str]:
-        """What must be known to read the rows."""
-        return ()
-
     def rows(self) -> Iterator[Row]: ...
     def paths(self) -> Iterable[tuple[str, Path]]:
         return ()
@@ -312,7 +308,7 @@ def path_link(path: Path) -> Text:
 
 def print_result(console: Console, result: ShownResult) -> None:
     """The table that a run ends with, and where everything is."""
-    for note in getattr(result, "notes", tuple)():  # an environment's own result may have none
+    for note in getattr(result, "notes", tuple)():  # what must be known to read the rows, where there is any
         print_prose(console, f"note: {note}", style="yellow")
     table = Table(show_header=False, box=None, pad_edge=False)
     rows, paths = [*result.rows()], [*result.paths()]

@@ -110,7 +110,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("export nowhere --format hermes --out x", 2, "there is no file or folder nowhere"),
         ("export nowhere --format hermse --out x", 2, "Did you mean 'hermes'?"),
         ("export nowhere --format openai --out x --options {min_rewrd:1}", 2, "min_rewrd"),
-        ("export nowhere --format openai --out x --min-reward much", 2, "expected a number, got 'much'"),
+        ("export nowhere --format openai --out x --min-reward much", 2, "must be a number, such as 0.5 (got 'much')"),
         ("export nowhere --format openai --out x --min-reward nan", 2, "--min-reward nan: is not a number"),
         ("process gsm8k -T inf", 2, "env.agent_temperature: must be a finite number"),
         ("eval gsm8k -T inf", 2, "env.eval_temperature: must be a finite number"),
@@ -145,7 +145,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("chat terminal -t two", 2, "-t, --max-tokens: must be a whole number, such as 8 (got 'two')"),
         ("chat terminal -T inf", 2, "env.agent_temperature: must be a finite number"),
         ("eval gsm8k --config wrong.yaml", 2, "error: wrong.yaml, line 1: env.group_size: must be a whole number"),
-        ("eval gsm8k -n two", 2, "error: -n: must be a whole number, such as 8 (got 'two')"),
+        ("eval gsm8k -n two", 2, "error: -n, --items: must be a whole number, such as 8 (got 'two')"),
         ("eval gsm8k -n 0", 2, "error: -n: env.eval_items: must be at least 1 (got 0)"),
         ("process gsm8k -n 0", 2, "error: -n: env.total_steps: must be at least 1"),
         ("eval gsm8k --modle m", 2, "did you mean --model (name of the model"),
@@ -503,7 +503,7 @@ def test_a_machine_without_bubblewrap_gets_the_command_that_installs_it(tmp_path
 
 def test_a_file_that_is_no_groups_file_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "other.jsonl").write_text('{"conversations": []}\n')
-    assert lachesis(["report", str(tmp_path / "other.jsonl")]) == 1
+    assert lachesis(["report", str(tmp_path / "other.jsonl")]) == 2
     assert "name a groups.jsonl of `process`" in capsys.readouterr().err
 
 
@@ -519,7 +519,7 @@ def test_a_demo_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_broken_line_of_a_dataset_is_named_by_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('\ufeff{"question": "1+1?", "answer": "#### 2"}\n\n{"question": "2+2?"\n')
-    assert cli.main(GSM8kAgentEnv, ["process", "--env.dataset_name", str(path), "--openai.model_name=reference"]) == 1
+    assert cli.main(GSM8kAgentEnv, ["process", "--env.dataset_name", str(path), "--openai.model_name=reference"]) == 2
     assert f"{path}, line 3: not JSON" in capsys.readouterr().err
 
 

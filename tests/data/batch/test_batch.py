@@ -567,7 +567,7 @@ def test_shards_joined_are_the_whole_run(tmp_path: Path, capsys: pytest.CaptureF
         capped = flags(source, tmp_path / "capped", server.base_url, "--concurrency", "1", "--max_total_tokens", "15")
         assert batch([*capped, "--shard", "1/2"]) == 0
         assert batch(["merge", str(tmp_path / "capped/run")]) == 1
-        assert "samples not played yet" in capsys.readouterr().out
+        assert "rollouts not played yet" in capsys.readouterr().out
     assert batch(["merge", str(tmp_path / "run")]) == 0
     merged, whole = tmp_path / "run" / "merged", tmp_path / "whole" / "run"
     assert "3 shards: 20 kept, 1 discarded, 1 failed" in capsys.readouterr().out
@@ -710,7 +710,7 @@ def test_caps_end_a_run_that_a_later_start_continues(tmp_path: Path, capsys: pyt
         assert batch(flags(source, tmp_path, server.base_url, *more)) == 0
         said = capsys.readouterr().out
         assert "--max-total-tokens 30 is reached" in said
-        done, left = (int(re.search(pattern, said)[1]) for pattern in (r"samples +(\d+) of", r"not finished +(\d+):"))
+        done, left = (int(re.search(pattern, said)[1]) for pattern in (r"rollouts +(\d+) of", r"not finished +(\d+):"))
         assert done + left == 20 and left > 0
         assert 6 <= len(server.requests) < 12
         more = ["--concurrency", "2", "--max_cost", "0.00006", "--prices", "0,1"]

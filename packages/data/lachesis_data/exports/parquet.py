@@ -14,7 +14,7 @@ from lachesis_data.exports.chat_exports import plain_text, tools_text, valid_tex
 from lachesis_data.files.foreign import unpadded
 from lachesis_data.optional import need_datasets
 from lachesis_messages.records.export_lines import BRANCHES_OMITTED, Chat, Unsuitable, of_rollouts
-from lachesis_messages.records.jsonl import JsonlError
+from lachesis_messages.records.jsonl import JsonlError, WrongContent
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -136,4 +136,4 @@ def raw_rows(path: Path) -> Iterator[dict[str, Any]]:
             for batch in file.iter_batches(batch_size=200):
                 yield from batch.to_pylist()
     except (OSError, pa.ArrowException) as error:
-        raise JsonlError(path, f"cannot be read as Parquet ({error})") from error
+        raise WrongContent(path, f"cannot be read as Parquet ({error})") from error

@@ -22,7 +22,15 @@ from lachesis_messages.errors import MessageError
 from lachesis_messages.markup import READ_UNIQUE
 from lachesis_messages.records.export_lines import Unsuitable, reason_of
 from lachesis_messages.records.json_arrays import array_items
-from lachesis_messages.records.jsonl import JsonlError, StrPath, is_array, json_text, replacing, unreadable
+from lachesis_messages.records.jsonl import (
+    JsonlError,
+    StrPath,
+    WrongContent,
+    is_array,
+    json_text,
+    replacing,
+    unreadable,
+)
 from lachesis_messages.records.sharegpt import PARTS_OMITTED
 
 Same: TypeAlias = Literal["conversation", "prompt"]
@@ -96,7 +104,7 @@ def read_entries(
                     if not raw.strip():
                         continue
                     if number == 1 and raw.startswith(_GZIP):
-                        raise JsonlError(path, "is compressed; decompress it with gunzip")
+                        raise WrongContent(path, "is compressed; decompress it with gunzip")
                     try:
                         entry = READ_UNIQUE(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
                         if not isinstance(entry, dict):

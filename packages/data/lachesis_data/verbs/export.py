@@ -77,7 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         options = options_of(arguments.options)
-        require_run(arguments.groups)
         arguments.groups = _groups_file(arguments.groups)
         if arguments.out.exists() and arguments.groups.exists() and arguments.out.samefile(arguments.groups):
             raise ExportOptionsError(f"--out {arguments.out}: is the groups file itself; choose another file")
@@ -101,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 export.settings = settings_of(arguments.groups)
         if arguments.groups.name.endswith(".failed.jsonl"):
             read = _last_of_each
+        require_run(arguments.groups)
         if has_torn_tail(arguments.groups):
             print(f"note: {arguments.groups}: its last line is incomplete and was skipped", file=sys.stderr)
         totals = write(read(arguments.groups), arguments.out)

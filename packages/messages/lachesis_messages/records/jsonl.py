@@ -65,6 +65,12 @@ class JsonlError(LachesisError):
         return (type(self).__new__, (type(self), *self.args), self.__dict__)
 
 
+class WrongContent(JsonlError):
+    """The file is of another format: another file is the remedy."""
+
+    exit_code = ExitCode.SETTINGS
+
+
 def at_column(problem: object) -> str:
     """What a JSON reader says of a line, which it counts as the first one."""
     return _PLACE.sub(r" at column \1", str(problem))
