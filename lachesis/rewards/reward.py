@@ -23,7 +23,8 @@ class Reward:
     turn_rewards: Sequence[float] | None = None
     """One number for every turn of the rollout (`result.turns_used`), which is sent to the trainer."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """If the value is a sum of components: their weights, by name. Set for named rewards."""
+    """If the value is a sum of components: their weights, by name. Components are recorded without them; for named
+    rewards they are known."""
 
 
 _WEIGHT = "_reward_weight"
@@ -118,7 +119,7 @@ def checked_reward(given: Any, *, turns: int, source: str) -> Reward | None:
         source: the environment and its method, for the message.
 
     Raises:
-        RewardError: not a finite number, or the wrong number of turns.
+        RewardError: not a finite number, the wrong number of turns, or weights of which the value is not the sum.
     """
     if given is None:
         return None
@@ -139,7 +140,24 @@ def checked_reward(given: Any, *, turns: int, source: str) -> Reward | None:
         _printable(name): finite_number(value, f"{source}: component {str(name)!r} is")
         for name, value in given.components.items()
     }
-    return Reward(finite_number(given.value, f"{source} returned"), components, turn_rewards)
+    value = finite_number(given.value, f"{source} returned")
+    return Reward(value, components, turn_rewards, _checked_weights(given.weights, components, value, source))
+
+
+def _checked_weights(given: Any, components: Mapping[str, float], value: float, source: str) -> Mapping[str, float]:
+    if not given:
+        return {}
+    if not isinstance(given, Mapping):
+        raise RewardError(f"{source}: weights is a mapping of names to numbers, not {given!r}")
+    weights = {
+        _printable(name): finite_number(weight, f"{source}: weight {str(name)!r} is") for name, weight in given.items()
+    }
+    if unknown := weights.keys() - components.keys():
+        raise RewardError(f"{source}: weights has {min(unknown)!r}, which is no component")
+    total = math.fsum(weight * components[name] for name, weight in weights.items())
+    if not math.isclose(total, value, rel_tol=1e-9, abs_tol=1e-9):
+        raise RewardError(f"{source}: the value is {value!r}, but its weighted components add up to {total!r}")
+    return weights
 
 
 def _printable(name: object) -> str:

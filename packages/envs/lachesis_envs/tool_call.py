@@ -181,7 +181,13 @@ class ToolCallEnv(DrawnItems):
         return policy
 
 
-NOTHING = Reward(0.0, {"call": 0.0, "tool": 0.0, "arguments": 0.0})
+def weighted(weights: Mapping[str, float], parts: Mapping[str, float]) -> Reward:
+    """The weighted sum of parts, which are recorded without their weights."""
+    return Reward(round(sum(weights[name] * part for name, part in parts.items()), 6), parts, weights=weights)
+
+
+WEIGHTS = {"call": 0.3, "tool": 0.2, "arguments": 0.5}
+NOTHING = weighted(WEIGHTS, dict.fromkeys(WEIGHTS, 0.0))
 
 
 def graded(answer: Message, item: Mapping[str, Any]) -> Reward:
@@ -190,13 +196,13 @@ def graded(answer: Message, item: Mapping[str, Any]) -> Reward:
         return NOTHING
     (call,) = answer.tool_calls
     if not call.ok:
-        return Reward(0.1, {"call": 0.1, "tool": 0.0, "arguments": 0.0})
+        return weighted(WEIGHTS, {"call": 1 / 3, "tool": 0.0, "arguments": 0.0})
     parts = {
-        "call": 0.2 + 0.1 * (not answer.text.strip()),
-        "tool": 0.2 * (call.name == item["tool"]),
-        "arguments": 0.5 * right_arguments(call, item),
+        "call": 2 / 3 if answer.text.strip() else 1.0,
+        "tool": float(call.name == item["tool"]),
+        "arguments": right_arguments(call, item),
     }
-    return Reward(round(sum(parts.values()), 6), parts)
+    return weighted(WEIGHTS, parts)
 
 
 def right_arguments(call: ToolCall, item: Mapping[str, Any]) -> float:
@@ -226,8 +232,7 @@ class ToolResultEnv(DrawnItems):
         asked = any(call.name == "look_up" and arguments(call) == {"part": item["part"]} for call in calls)
         answer = last_number(result.final_response.replace(item["part"], ""))  # whose name ends in a number
         said = bool(calls) and result.finished_naturally and answer == str(item["answer"])
-        parts = {"call": 0.25 * asked, "answer": 0.75 * (asked and said)}
-        return Reward(sum(parts.values()), parts)
+        return weighted({"call": 0.25, "answer": 0.75}, {"call": float(asked), "answer": float(asked and said)})
 
     def reference_policy(self) -> Policy:
         """Looks the part up and says what it read."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, Reward
-from lachesis_envs.tool_call import is_held_out
+from lachesis_envs.tool_call import is_held_out, weighted
 from lachesis_messages.messages import Message, ToolCall
 from lachesis_tools import ToolRegistry
 from lachesis_tools.web import Corpus, WebPage, web_tools
@@ -181,8 +181,8 @@ class WebResearchEnv(HermesAgentBaseEnv):
         said = result.final_response
         right = last_line(said, "Answer").casefold() == item["answer"].casefold()
         cited = {source.strip() for source in last_line(said, "Sources").split(",")}
-        parts = {"answer": 0.75 * right, "sources": 0.25 * (right and cited == set(map(address, item["path"])))}
-        return Reward(sum(parts.values()), parts)
+        parts = {"answer": float(right), "sources": float(right and cited == set(map(address, item["path"])))}
+        return weighted({"answer": 0.75, "sources": 0.25}, parts)
 
     def reference_policy(self) -> Policy:
         """Searches for each name, reads its page, and goes on with the name that it finds there."""

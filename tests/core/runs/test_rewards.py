@@ -79,6 +79,9 @@ async def test_components_are_metrics_of_the_record_the_table_and_the_report_wit
         (Reward(1.0, turn_rewards=[float("nan")]), "sort-words: compute_reward: turn_rewards has nan"),
         (Reward(1.0, turn_rewards=0.5), "turn_rewards is a list of numbers, not 0.5"),  # type: ignore[arg-type]
         (Reward(1.0, ["a"]), "components is a mapping of names to numbers, not ['a']"),  # type: ignore[arg-type]
+        (Reward(1.0, {"a": 1.0}, weights={"a": 0.5}), "value is 1.0, but its weighted components add up to 0.5"),
+        (Reward(1.0, {"a": 1.0}, weights={"b": 1.0}), "weights has 'b', which is no component"),
+        (Reward(1.0, {"a": 1.0}, weights=["a"]), "weights is a mapping of names to numbers"),  # type: ignore[arg-type]
     ],
 )
 async def test_every_part_of_a_reward_has_to_be_finite(tmp_path: Path, given: Reward, problem: str) -> None:

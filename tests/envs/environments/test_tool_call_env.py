@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lachesis import HermesAgentBaseEnv
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_envs.maze import MazeEnv
 from lachesis_envs.tool_call import ToolCallEnv, ToolResultEnv, graded, in_stock
+from lachesis_envs.web_research import WebResearchEnv
 from lachesis_messages.messages import Message, ToolCall
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import make, rollouts
@@ -95,7 +97,25 @@ async def earned(tmp_path: Path, answers: Any, **settings: Any) -> tuple[float, 
     ],
 )
 async def test_what_a_call_earns(tmp_path: Path, answers: Any, reward: float) -> None:
-    assert (await earned(tmp_path, answers))[0] == pytest.approx(reward)
+    value, rollout = await earned(tmp_path, answers)
+    assert value == pytest.approx(reward)
+    assert weighted_parts(rollout) == pytest.approx(reward)
+
+
+def weighted_parts(rollout: dict[str, Any]) -> float:
+    """Of a record: the sum of its components, each between 0 and 1, times their weights."""
+    parts = {name: rollout["metrics"][f"reward/{name}"] for name in rollout["reward_weights"]}
+    assert parts and all(0.0 <= part <= 1.0 for part in parts.values())
+    return math.fsum(rollout["reward_weights"][name] * part for name, part in parts.items())
+
+
+@pytest.mark.parametrize("env_cls", [ToolCallEnv, ToolResultEnv, WebResearchEnv])
+async def test_components_are_recorded_without_their_weights(tmp_path: Path, env_cls: Any) -> None:
+    config = env_cls.env_config_cls(total_steps=1, data_path_to_save_groups=str(tmp_path / "groups.jsonl"))
+    result = await env_cls(config, [ServerConfig(model_name="reference")]).process_manager()
+    for rollout in rollouts(result.files.groups):
+        assert weighted_parts(rollout) == rollout["reward"] == 1.0
+        assert {value for name, value in rollout["metrics"].items() if name.startswith("reward/")} == {1.0}
 
 
 async def test_a_call_that_is_not_closed_is_run_and_earns_less_than_any_closed_one(tmp_path: Path) -> None:
