@@ -57,7 +57,8 @@ class Figures:
         self._first_version: str | None = None
         self._trains = False
         """Whether other weights than the first ones sampled something."""
-        self._metrics: dict[str, list[float]] = {}
+        self._metrics: dict[str, dict[str, list[float]]] = {}
+        self._weights: dict[str, float] = {}
         self._exclusions = Exclusions()
         self._priced, self._cost, self._without_cost = False, 0.0, 0
         self._uncompressed_because = ""
@@ -87,7 +88,7 @@ class Figures:
         beside = group.get("beside") or {}
         self.counts["beside"] += beside.get("completion_tokens", 0)
         for rollout in rollouts:
-            self._count(rollout)
+            self._count(rollout, item)
         for each in (*rollouts, *([beside] if beside else ())):
             self._priced = self._priced or "cost" in each
             self._cost += each.get("cost") or 0.0
@@ -97,7 +98,7 @@ class Figures:
                 self._categories[item] = category
             self._exclusions.add_group(group)
 
-    def _count(self, rollout: Mapping[str, Any]) -> None:
+    def _count(self, rollout: Mapping[str, Any], item: str) -> None:
         self.tool_failures.add_record(rollout)
         self.counts.update(
             rollouts=1,
@@ -132,7 +133,8 @@ class Figures:
         for place, name in enumerate(("seconds_own", "seconds_waiting")):
             self._seconds[place] += rollout.get(name, 0.0)
         for name, value in rollout["metrics"].items() if self._whole else ():
-            self._metrics.setdefault(name, []).append(value)
+            self._metrics.setdefault(name, {}).setdefault(item, []).append(value)
+        self._weights |= rollout.get("reward_weights") or {}
 
     @property
     def rollouts(self) -> int:
@@ -181,7 +183,9 @@ class Figures:
             repaired=self.repaired,
             tool_failures=self.tool_failures,
             unlearns_calls=self.repaired.alarm if self._trains else "",
-            metrics={name: mean_of(values) for name, values in sorted(self._metrics.items())},
+            metrics={name: mean_of([*map(mean_of, of.values())]) for name, of in sorted(self._metrics.items())},
+            metric_scores={name: list(of.values()) for name, of in self._metrics.items()},
+            weights=dict(self._weights),
             exclusion=self._exclusions.result() if tests else self._exclusions.rates(),
             scores=dict(sorted(self.scores.items())),
             category_of=dict(self._categories),

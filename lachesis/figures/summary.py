@@ -90,7 +90,12 @@ class Summary:
     """The alarm about `repaired`, of a run in which the weights changed."""
     tool_failures: ToolFailures = field(default_factory=ToolFailures)
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Means of reward components and of the environment's metrics, over the rollouts that have them."""
+    """Means of reward components and of the environment's metrics, over the rollouts that have them: as of the reward,
+    of each item first. So the mean reward is the sum of its components' means, each times its weight."""
+    metric_scores: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    """What these are the means of: the values of each item's rollouts."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of the components in the reward, by name, where it is their sum."""
     exclusion: Exclusion = field(default_factory=Exclusion)
     """Which rollouts have no score, and whether that depends on something."""
     scores: Mapping[str, Sequence[float | None]] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from rich.console import Console
 from lachesis.figures.figures import Figures
 from lachesis.figures.summary import training_metrics
 from lachesis.runs.results import print_result
+from lachesis.settings.settings import HermesAgentEnvConfig
 from lachesis_testing.fake_server import Lengths, RandomWords
 from lachesis_view.html import parts, pretty, tone
 from lachesis_view.pairs import Difference
@@ -102,7 +103,7 @@ async def test_everything_is_in_it_and_nothing_of_it_is_markup(tmp_path: Path) -
     assert "Traceback (most recent call last)" in text
     assert "ValueError: JUDGE " in reader.text, "why a rollout was left out is among the figures"
     # No network: what looks like a reference is the model's text, escaped or packed.
-    assert not re.search(r"<[^>]*(https?:|src=|href=|url\()", page)
+    assert not re.search(r"<[^>]*(https?:|src=|href=(?!\"#)|url\()", page)
     # And the browser is to run the script of the page alone, and to load nothing.
     digest = base64.b64encode(hashlib.sha256(reader.scripts[-1].encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:" in page
@@ -136,13 +137,101 @@ def test_no_judge_leaves_out_what_has_no_reward_on_purpose() -> None:
     assert "no reward: a batch without --env" in shown and "mean reward" not in shown
     assert not re.search("left out|declined|if those", shown, re.IGNORECASE)
     assert "with rollouts left out" not in page and '<option value="context_exhausted">out of tokens<' in page
-    assert [(each[:10], "out of tokens" in each) for each in rollouts(page)] == [("no reward ", True)] * 2
+    assert [(each[:20], "out of tokens" in each) for each in rollouts(page)] == [
+        ("rollout 0 no reward ", True),
+        ("rollout 1 no reward ", True),
+    ]
     page, _ = render_report("mixed", [batch("", "declined", "infra_error"), batch("", "declined")])
     shown = " ".join(read(page).text.partition("Trajectories")[0].split())
     assert "no reward" in shown and '<i class="cut" style=' in page, "as in the viewer"
     assert "<dt>left out</dt><dd>3</dd>" in page, "of rollouts that could have a reward"
     assert "no reward" in (table := page.partition('<table><tr><th class="text">item')[2].partition("</table>")[0])
     assert table.count("<tr>") == 2 and "33.3 %" in table
+
+
+def graded(key: str, *parts: float | None) -> dict[str, Any]:
+    """A group whose reward is 0.8 x right + 0.2 x short; None for a rollout whose judge failed."""
+    group = {**hostile_group(), "item_key": key, "number": 0, "traceback": None}
+    kept = {
+        **group["rollouts"][0],
+        "outcome": "completed",
+        "verifier": None,
+        "agent_fault": None,
+        "unscored_kind": None,
+    }
+    ends: list[dict[str, Any]] = [
+        {"reward": None, "unscored_kind": "environment", "traceback": f"Traceback\nValueError: no judge for {key}"}
+        if right is None
+        else {
+            "reward": 0.8 * right + 0.2,
+            "traceback": None,
+            "metrics": {"reward/right": right, "reward/short": 1.0, "steps": 7.0},
+            "reward_weights": {"right": 0.8, "short": 0.2},
+        }
+        for right in parts
+    ]
+    return {**group, "rollouts": [{**kept, "metrics": {}, **end} for end in ends]}
+
+
+def words(page: str) -> str:
+    """Its text, with a blank between any two elements."""
+    return " ".join(re.sub("<[^>]*>", " ", page).split())
+
+
+def test_parts_of_the_reward_have_weights_and_intervals_and_add_up_to_the_mean_reward() -> None:
+    page, summary = render_report("run", [graded("a", 1.0, 0.0), graded("b", 1.0), graded("c", 0.0, None)])
+    shown = words(page)
+    assert "name weight mean 95 % interval right 0.8 0.5 " in shown and "short 0.2 1 " in shown
+    assert re.search(r"Metrics name mean 95 % interval steps 7 ", shown), "which have no weight"
+    total = sum(weight * summary.metrics[f"reward/{name}"] for name, weight in summary.weights.items())
+    assert total == pytest.approx(summary.reward.mean), "though the items have different numbers of rollouts"
+
+
+def test_why_rollouts_are_left_out_is_said_of_each_item_and_by_how_often() -> None:
+    page, _ = render_report("run", [graded("a", 1.0, None, None), graded("b", None), graded("c", 0.5)])
+    shown = words(page)
+    assert "2 × ValueError: no judge for a 1 × ValueError: no judge for b" in shown
+    assert re.search(r"group 0: .*? 3 66\.7 % 66\.7 % ValueError: no judge for a ", shown)
+
+
+def test_without_javascript_the_failed_the_worst_and_the_best_rollouts_can_be_read() -> None:
+    page, _ = render_report("run", [graded("a", 1.0, None), graded("b", 0.25, 0.5), graded("c", 0.75, 0.5, 0.9)])
+    static = page.partition("<noscript>")[2].partition("</noscript>")[0]
+    check_harmless(f"<div>{static}</div>")
+    said = [re.sub(r"\s+", " ", each) for each in static.split('<details class="rollout">')[1:]]
+    found = [re.search(r"(rollout \d): .*?>(left out|reward [\d.]+)", each) for each in said]
+    assert [each and each.group(1, 2) for each in found] == [
+        ("rollout 1", "left out"),
+        *(("rollout 0", "reward 0.4"), ("rollout 1", "reward 0.6"), ("rollout 1", "reward 0.6")),
+        *(("rollout 0", "reward 1"), ("rollout 2", "reward 0.92"), ("rollout 0", "reward 0.8")),
+    ]
+    assert all('<article class="message' in each for each in said)
+
+
+def test_settings_that_differ_from_the_defaults_come_first_and_no_tokenizer_that_was_not_loaded() -> None:
+    of_run = HermesAgentEnvConfig().about_content(evaluation=True)
+    settings = {**of_run, "environment": "e", "model": "m", "max_agent_turns": 7, "pages": 3}
+    page, _ = render_report("run", [graded("a", 1.0)], settings)
+    first = words(page).partition("Settings that differ from the defaults ")[2]
+    assert first.startswith("max_agent_turns 7 default 30 pages 3 ")
+    assert (
+        "rollout_timeout" in first.partition("All settings")[2]
+        and "rollout_timeout" not in first.partition("All settings")[0]
+    )
+    assert "tokenizer_name" not in page
+    page, _ = render_report("run", [graded("a", 1.0)], {**settings, "tokenizer_name": "own/tokenizer"})
+    assert "own/tokenizer" in page
+
+
+def test_runs_are_compared_by_what_tells_them_apart(tmp_path: Path) -> None:
+    for name, model in (("old/same", "m"), ("new/same", "m"), ("other", "n")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "samples.jsonl").write_text(json.dumps({**graded("a", 1.0), "model": model}) + "\n")
+    assert compare(tmp_path / "old/same", tmp_path / "new/same").names == ("old", "new")
+    assert compare(tmp_path / "old/same", tmp_path / "other").names == ("m", "n")
+    write_comparison(tmp_path / "two.html", compare(tmp_path / "old/same", tmp_path / "new/same"))
+    page = (tmp_path / "two.html").read_text()
+    assert "<h1>new against old</h1>" in page and '<th class="text">A: old</th>' in page
 
 
 async def test_repaired_calls_are_in_the_table_the_figures_and_beside_each_call(tmp_path: Path) -> None:
@@ -204,7 +293,7 @@ async def test_every_trajectory_of_every_group_is_there(tmp_path: Path, monkeypa
     page = result.files.report.read_text()
     shown = rollouts(page)
     assert [each.count("calls write_file") for each in shown] == [1] * 12
-    assert all(each.startswith("reward 1 completed") for each in shown)
+    assert [" ".join(each.split()[:5]) for each in shown] == [f"rollout {n} reward 1 completed" for n in range(3)] * 4
     records = [json.loads(line) for line in result.files.groups.read_text().splitlines()]
     assert [item[0] for item in index(page)["items"]] == [record["item_key"] for record in records]
     file = tmp_path / "groups.jsonl"

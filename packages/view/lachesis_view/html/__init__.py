@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ class Templates:
             "ended": ended,
             "in_words": in_words,
             "settings": settings_in_words,
+            "changed": changed_settings,
+            "used": used_settings,
             **(filters or {}),
         }
 
@@ -95,6 +98,44 @@ def settings_in_words(settings: Mapping[str, Any], depth: int = 4) -> dict[str, 
         elif text := ", ".join(map(_setting, parts)) or "none" if isinstance(parts, list) else _setting(parts):
             found[name] = text
     return found
+
+
+_FACTS = ("environment", "model", "evaluation", "model_file", "template_report", "tokenizer")
+"""What a manifest has among the settings, and pages say elsewhere."""
+
+
+@cache
+def _defaults() -> dict[str, str]:
+    from lachesis.settings.server_settings import ServerConfig  # late: most pages show no settings
+    from lachesis.settings.settings import HermesAgentEnvConfig
+
+    of_server = {f"openai.{name}": [value] for name, value in ServerConfig().model_dump(mode="json").items()}
+    return settings_in_words(HermesAgentEnvConfig().model_dump(mode="json") | of_server)
+
+
+def changed_settings(settings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The settings of a run of an environment that differ from the defaults, as name, value and default, and the
+    environment's own, whose defaults are not recorded; none of other runs, as those of a trainer."""
+    if "max_agent_turns" not in settings:
+        return []
+    defaults, found = _defaults(), settings_in_words(settings)
+    evaluated = ("group_size",) if settings.get("evaluation") else ()  # always 1: nobody chose it
+    own = {name for name in settings if name not in (*_FACTS, *evaluated)}
+    return [
+        (name, value, defaults.get(name, ""))
+        for name, value in sorted(found.items())
+        if (name in own or name.partition(".")[0] in own) and defaults.get(name) != value and value != "none"
+    ]
+
+
+def used_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without a tokenizer that stands there by default, and that the run did not load."""
+    loaded = settings.get("tokenizer")
+    named = loaded.get("name") if isinstance(loaded, Mapping) else None
+    idle = "tokenizer_name" in settings and settings["tokenizer_name"] != named
+    if idle and "max_agent_turns" in settings and _defaults()["tokenizer_name"] == settings["tokenizer_name"]:
+        return {name: value for name, value in settings.items() if name != "tokenizer_name"}
+    return dict(settings)
 
 
 def _is_plain(value: Any) -> bool:

@@ -104,6 +104,20 @@ class Comparison:
     settings: str
     """Those that differ, in words."""
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """The runs for people, by what tells them apart: their models, or else the shortest part of their paths."""
+        models = [run.title.partition(": ")[2] for run in (self.a, self.b)]
+        if all(models) and models[0] != models[1]:
+            return models[0], models[1]
+        paths = [[*run.path.absolute().parent.parts, run.path.stem] for run in (self.a, self.b)]
+        while len(paths[0]) > 1 < len(paths[1]) and paths[0][0] == paths[1][0]:
+            paths = [path[1:] for path in paths]
+        while len(paths[0]) > 1 < len(paths[1]) and paths[0][-1] == paths[1][-1]:
+            paths = [path[:-1] for path in paths]
+        a, b = ("/".join(path) for path in paths)
+        return a, b
+
     def means(self) -> Iterator[tuple[str, Mean, Mean]]:
         """Each figure of both."""
         figures = self.a.summary.figures(), self.b.summary.figures()
@@ -192,9 +206,9 @@ def write_comparison(path: Path, found: Comparison) -> None:
     differences = {"all": found.difference, **found.categories}
     html = render_page(
         parts,
-        title=f"{found.a.path} against {found.b.path}",
+        title=f"{found.names[1]} against {found.names[0]}",
         runs=runs,
-        names=[f"A: {found.a.path}", f"B: {found.b.path}"],
+        names=[f"A: {found.names[0]}", f"B: {found.names[1]}"],
         found=found,
         differences=mean_bars([(name, each, each.items) for name, each in differences.items()]),
     )

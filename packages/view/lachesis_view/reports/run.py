@@ -34,7 +34,7 @@ from lachesis.loop.rollout import DECLINED
 from lachesis_messages.records.groups import stored_messages
 from lachesis_view.html import Templates, ended, pretty, reward_axis, tone, visible, write_page
 from lachesis_view.html.parts import Parts, pack, to_json
-from lachesis_view.html.rollout import HEADLINE, last_words, rollout_view, title_of, tool_views
+from lachesis_view.html.rollout import COMPONENT, HEADLINE, last_words, rollout_view, title_of, tool_views
 from lachesis_view.names import group_name, places_of
 
 if TYPE_CHECKING:
@@ -50,8 +50,17 @@ MAX_ITEMS = 100
 """Items with rollouts that were left out, of which the rates are shown."""
 MAX_CATEGORIES = 24
 """Different values of a field of the items up to which it is a category, with a bar for each value."""
+FEW = 3
+"""Rollouts of each kind (without a score, lowest, highest reward) that can be read without JavaScript."""
+LONGEST = 200_000
+"""Characters of such a rollout; a longer one is only in the list."""
+REASONS = 3
+"""Why rollouts have no score: the most frequent ones of a kind, which are shown."""
 QUANTILES = 6
 """Ranges of turns and of tokens, with about as many rollouts each."""
+
+
+_READ_FIRST = {"failed": "Left out", "low": "Lowest rewards", "high": "Highest rewards", "first": "Without a reward"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,8 @@ class ReportItem:
     samples: dict[int, tuple[tuple[int, int] | None, list[tuple[Any, ...]]]] = field(default_factory=dict)
     """By number: the place of a group of it in the page, and of each rollout reward, outcome, cause, turns, completion
     tokens and seconds."""
+    said: str = ""
+    """Why a rollout of it has no score: what the error of the first one ends with."""
 
     @property
     def rollouts(self) -> list[tuple[Any, ...]]:
@@ -111,8 +122,10 @@ class ReportedRun:
     name: str
     figures: Figures = field(default_factory=Figures)
     items: list[ReportItem] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
-    """By why rollouts have no score: what the error of one of them ends with."""
+    left_out: dict[str, Counter[str]] = field(default_factory=dict)
+    """By why rollouts have no score: what their errors end with."""
+    few: dict[str, list[tuple[float, int, str]]] = field(default_factory=dict)
+    """Rollouts that are read first: the rank among those of the kind, a number, and the markup."""
     tokens: bool = False
     """Whether a group has samples, which the page does not show."""
     times: tuple[str, str] = ("", "")
@@ -134,9 +147,6 @@ class ReportedRun:
             ended = str(group.get("timestamp") or "")
             self.times = (min(filter(None, (self.times[0], ended)), default=""), max(self.times[1], ended))
             heads = [_head(rollout) for rollout in group["rollouts"]]
-            for rollout in group["rollouts"]:
-                if rollout["reward"] is None and not self.left_out.get(kind := of_record(rollout).kind):
-                    self.left_out[kind] = last_words(group, rollout)
             key, number = whole_and_part(group["item_key"])
             if key not in known:
                 fields = _fields(group["item"])
@@ -150,13 +160,57 @@ class ReportedRun:
                 )
                 known[key] = ReportItem(key, title_of(group["item"], said), name, fields)
                 self.items.append(known[key])
+            for rollout in group["rollouts"]:
+                if rollout["reward"] is None and (kind := of_record(rollout).kind) != DECLINED:
+                    why = last_words(group, rollout)
+                    self.left_out.setdefault(kind, Counter())[why] += 1
+                    known[key].said = known[key].said or why
+            self._keep_few(group, known[key], number)
             self.tokens = self.tokens or bool(group.get("samples"))
             full = parts.full or self._shown + len(heads) > MAX_ROLLOUTS
-            known[key].samples[number] = None if full else self._packed(group, key, number, parts), heads
+            known[key].samples[number] = None if full else self._packed(group, known[key], number, parts), heads
         self.items.sort(key=lambda item: self.places.get(item.key, len(self.places)))
         return self.figures.summary()
 
-    def _packed(self, group: Mapping[str, Any], key: str, number: int, parts: Parts) -> tuple[int, int] | None:
+    def _names(self, group: Mapping[str, Any], item: ReportItem, number: int) -> list[str]:
+        """What the rollouts of a group are called beside the name of their item, as on the viewer's pages."""
+        if item.key in self.places:  # a group of an evaluation is one rollout
+            return [f"rollout {number + n}" for n in range(len(group["rollouts"]))]
+        name = group_name(group["number"], trained=False) if item.samples and "number" in group else item.name
+        return [f"{name}, rollout {n}" if name != item.name else f"rollout {n}" for n in range(len(group["rollouts"]))]
+
+    def _keep_few(self, group: Mapping[str, Any], item: ReportItem, number: int) -> None:
+        """Keep the rollouts of a group that are among the worst, the best, or the first ones that have no score."""
+        names = self._names(group, item, number)
+        for n, rollout in enumerate(group["rollouts"]):
+            reward = rollout["reward"]
+            at = self.figures.counts["rollouts"] + n
+            failed = reward is None and of_record(rollout).kind != DECLINED
+            ranks = {"low": reward, "high": -reward} if reward is not None else {"failed" if failed else "first": 0.0}
+            for kind, rank in ranks.items():
+                kept = self.few.setdefault(kind, [])
+                if len(kept) == FEW and (rank, at) > kept[-1][:2]:
+                    continue
+                name = f"{item.name}, {names[n]}: {item.title.partition(chr(10))[0]}"
+                view = {**rollout_view(group, rollout, f"{kind}-{at}/"), "name": name}
+                markup = _templates().part("trajectories.html.jinja", "trajectories", [view], "")
+                if len(markup) <= LONGEST:
+                    kept.append((rank, at, markup))
+                    kept.sort()
+                    del kept[FEW:]
+
+    def read_first(self) -> list[tuple[str, list[Markup]]]:
+        """What can be read without JavaScript, each rollout once: a heading, and the markup of its rollouts."""
+        seen = set[int]()
+        found = []
+        for kind, heading in _READ_FIRST.items():
+            new = [each for each in self.few.get(kind, ()) if each[1] not in seen]
+            seen |= {each[1] for each in new}
+            if new:  # all text in it is escaped by its templates
+                found.append((heading, [Markup(markup) for _, _, markup in new]))
+        return found
+
+    def _packed(self, group: Mapping[str, Any], of: ReportItem, number: int, parts: Parts) -> tuple[int, int] | None:
         """The place of the markup of a group: its item, the place of its tools, its rollouts."""
         self._shown += len(group["rollouts"])
         tools = tool_views(group)
@@ -164,13 +218,16 @@ class ReportedRun:
         if name not in self._toolsets:
             self._toolsets[name] = parts.add(_templates().part("rollout_macros.html.jinja", "tool_list", tools))
         # As `encodeURIComponent` writes it: the page finds the item of an address by its beginning.
-        item = quote(key, safe="!'()*", errors="replace")
+        item = quote(of.key, safe="!'()*", errors="replace")
         place = f"item-{item}/{self.name}{number}"
-        views = [rollout_view(group, rollout, f"{place}.{n}/") for n, rollout in enumerate(group["rollouts"])]
+        views = [
+            {**rollout_view(group, rollout, f"{place}.{n}/"), "name": name}
+            for n, (rollout, name) in enumerate(zip(group["rollouts"], self._names(group, of, number), strict=True))
+        ]
         part = partial(_templates().part, "trajectories.html.jinja")
         return parts.add(
             [
-                part("item", key, pretty(group["item"])),
+                part("item", of.key, pretty(group["item"])),
                 self._toolsets[name],
                 part("trajectories", views, HEADLINE.sub("", str(group.get("traceback") or ""))),
             ]
@@ -220,15 +277,17 @@ def render_report(
         environment=run.environment,
         advice=advice_if_cut_off(summary.outcomes, summary.rollouts),
         bounds=bounds(scores, lowest=min(0.0, *rewards), highest=max(1.0, *rewards)) if len(rewards) > 1 else None,
-        left_out=run.left_out,
-        played=" to ".join(dict.fromkeys(each[:16].replace("T", " ") for each in run.times if each)),
+        left_out={kind: said.most_common(REASONS) for kind, said in run.left_out.items()},
+        components=_components(summary),
+        played=_played(*run.times),
         settings=settings,
         histogram=reward_histogram(rewards),
         outcomes=[
             replace(bar, label=in_words(bar.label), kind=ended(bar.label)) for bar in _bars([*summary.outcomes.items()])
         ],
         tools=[(name, count, failed) for name, count, failed, _ in sorted(summary.tool_failures.to_rows())],
-        titles={item_of(item.key): item.title for item in run.items},
+        about={item_of(item.key): item for item in run.items},
+        read_first=run.read_first(),
         max_items=MAX_ITEMS,
         passes=passes,
         ticks=ticks,
@@ -239,6 +298,23 @@ def render_report(
         ],
     )
     return html, summary
+
+
+def _played(first: str, last: str) -> str:
+    """When a run began and ended, to the minute; the date once where it is the same."""
+    begin, end = first[:16].replace("T", " "), last[:16].replace("T", " ")
+    return begin if begin == end else f"{begin} to {end.removeprefix(begin[:11])}"
+
+
+def _components(summary: Summary) -> list[tuple[str, float | None, Mean, bool]]:
+    """Components of the reward and metrics: the name, the weight in the reward, the mean, whether it is a component."""
+    found = []
+    for recorded, scores in sorted(summary.metric_scores.items()):
+        name = recorded.removeprefix(COMPONENT)
+        of_reward = name != recorded
+        weight = summary.weights.get(name) if of_reward else None
+        found.append((name, weight, mean_over_items(scores), of_reward))
+    return sorted(found, key=lambda each: -abs(each[1] or 0.0))
 
 
 def _without_declined(found: Exclusion) -> Exclusion:
@@ -275,7 +351,6 @@ def render_page(parts: Parts, *, runs: Sequence[ReportedRun], **figures: Any) ->
         "report.html.jinja",
         **figures,
         comparison=len(runs) > 1,
-        evaluation=any(run.places for run in runs),
         tokens=any(run.tokens for run in runs),
         categories=categories,
         choices={name: sorted({str(row[2][name]) for row in rows if name in row[2]}) for name, _ in categories},
