@@ -89,6 +89,10 @@ async def test_every_page_answers_and_lets_a_browser_run_and_load_our_own_files_
                 assert "There is no page /nothing/&lt;b&gt;" in await answer.text()
             async with session.get(f"{url}rollouts?q=evil") as answer:
                 assert '<b id="total">6</b>' in await answer.text()
+            async with session.get(f"{url}rollouts?reward=1&run=none") as answer:
+                text = await answer.text()
+                assert "Reward is no filter: use min_reward and max_reward, with numbers.</div>" in text
+                assert "There is no run none; there are mixed.</div>" in text and '<b id="total">0</b>' in text
             async with session.get(f"{url}rollouts?cause=declined") as answer:
                 assert 'href="/group/mixed/unscored-1">mixed · unscored group 1, rollout 0<' in await answer.text()
             place = "mixed/unscored-1/0"

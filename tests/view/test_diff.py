@@ -72,7 +72,7 @@ async def test_the_same_item_of_two_runs_is_compared_and_the_settings_that_diffe
     assert status == 200 and "they differ from turn 1 on" in html and "Rollouts diverge at token" in html
     assert "<h1>Rollout 0 and rollout 1 of a run, group 0</h1>" in html
     status, html = await pages("diff", a="measured/0/0", b="measured/1/0")
-    assert status == 200 and "<h1>Sample 0 and sample 1 of measured, item 0</h1>" in html
+    assert status == 200 and "<h1>Rollout 0 and rollout 1 of measured, item 0</h1>" in html
     status, html = await pages("diff", a="a run/0/0", b="other/0/1")
     assert "Rollouts diverge at token" not in html, "ids of another tokenizer say nothing"
 

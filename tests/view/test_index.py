@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import sqlite3
@@ -28,7 +29,7 @@ from lachesis_messages.records.step_files import step_files
 from lachesis_testing.export_suite import example_groups
 from lachesis_view.audits import audits_below
 from lachesis_view.curves import curves
-from lachesis_view.filters import Filter
+from lachesis_view.filters import Filter, ignored
 from lachesis_view.followed_files import BATCH
 from lachesis_view.index import Index, NoSuchGroup
 from lachesis_view.matrix import matrix
@@ -565,6 +566,7 @@ def test_components_and_metrics_have_means_and_curves_whatever_their_names_and_v
     odd |= {"half \ud83d\0": 0.5, "": True}
     for at, group in enumerate(groups):
         for rollout in group["rollouts"]:
+            rollout["reward_weights"] = {"right": 0.25}
             rollout["metrics"] = {"reward/right": at, "turns": 3e99, "outcomes, share": 2.0, **(odd if at else {})}
     groups[-1]["rollouts"][0]["metrics"] = [1]
     groups[-1]["rollouts"][1]["metrics"] = {f"{name}{'x' * 999}": 1 for name in range(200)}
@@ -578,6 +580,12 @@ def test_components_and_metrics_have_means_and_curves_whatever_their_names_and_v
         assert means["metric/half ? "] == [(0.5, 4), (None, 0)] and means["metric/"] == [(1.0, 4), (None, 0)]
         assert not means.keys() & {f"metric/{name}" for name in ("nan", "text", "none", "vast", "over")}
         assert len(means) == 5 + 50 and max(map(len, means)) == 200
+        shown = {name: (weight, of) for name, weight, of in index.measured(["other", "mixed"])}
+        assert [*shown] == [*means], "the same, in the same order"
+        weight, (none, right) = shown["reward/right"]
+        assert (weight, none[0].items, none[1]) == (0.25, 0, 0), "of the last run"
+        assert (right[0].mean, right[0].items, right[1]) == (1.0, 3, 6) and right[0].low < 1.0 < right[0].high
+        assert math.isnan(shown["metric/turns"][1][1][0].low), "no interval: there may be many"
         charts = {chart["title"]: chart for chart in curves(index, ["mixed", "other"], "groups")}
         assert sorted(charts["reward/right"]["lines"][0]["y"], key=str) == [0, 1, 2, None, None]
         assert [line["run"] for line in charts["reward/right"]["lines"]] == ["mixed"], "the other run has none"
@@ -700,3 +708,24 @@ def test_a_folder_or_an_index_that_cannot_be_used_is_named(root: Path) -> None:
     (root.parent / "file").write_text("no database, but long enough to be looked at as one" * 20)
     with pytest.raises(LachesisError, match="cannot be written"):
         Index(root, root.parent / "file")
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({"reward": "abc"}, "reward is no filter: use min_reward and max_reward, with numbers"),
+        ({"min_reward": "abc"}, "min_reward=abc is not a number, and is ignored"),
+        ({"run": "nope"}, "there is no run nope; there are one, two"),
+        ({"outcome": "done"}, "there is no outcome done; there are completed"),
+        ({"cause": "x"}, "there is no cause x"),
+        ({"scored": "maybe"}, "scored=maybe is ignored: it is yes or no"),
+        ({"sort": "size"}, "sort=size is ignored: it is one of reward, outcome"),
+        ({"runs": "one"}, "runs is no filter; the filters are run, outcome, cause, tag, min_reward, max_reward"),
+    ],
+)
+def test_what_an_address_asks_for_in_vain_is_said_with_what_is_allowed(query: dict[str, str], said: str) -> None:
+    known = {"run": ["one", "two"], "outcome": ["completed"], "cause": [""], "tag": []}
+    (found,) = ignored(query, known)
+    assert found.startswith(said)
+    empty = dict.fromkeys(("q", "run", "min_reward", "scored", "sort", "item", "page", "tag"), "")
+    assert ignored(empty, known) == [], "a form sends empty fields too"

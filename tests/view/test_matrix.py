@@ -173,11 +173,20 @@ async def test_the_page_shows_both_runs_and_whether_the_run_goes_on(index: Index
                     assert answer.status == 200
                     return await answer.text()
 
+            for place, number in (("new/0/0", 0), ("new/4/0", 1)):
+                page = await text(f"rollout/{place}")
+                assert f"<title>Item 0, rollout {number} · new · Lachesis</title>" in page
+                assert re.search(">item 0</a>.*>rollout <a.*>0</a><a.*>1</a>", page, re.DOTALL), "beside the other one"
+                assert f'<a href="/rollout/{place}" aria-current="page">{number}</a>' in page
+                async with session.get(f"{url}send/{place}") as answer:
+                    assert f"<title>Item 0, rollout {number} · " in await answer.text()
+            assert "<title>Item 0, rollout 1 · new · " in await text("group/new/4")
             alone, beside = await text("run/new"), await text("run/new?against=old&order=fell")
             assert (
                 "stopped at 4 of 5 items" in alone and "<th>Change</th>" not in alone and "pass@2 of 2 items" in alone
             )
             assert 'class="cell r10" href="/rollout/new/0/0?run=new"' in alone and "1 × no score: sandbox" in alone
+            assert '<span class="quiet">item 0</span>' in alone, "as on all other pages"
             assert re.search('class="own">the question [abc]</span>', alone), "what follows the question in a title"
             assert 'id="curves"' not in alone + beside, "the order of an evaluation says nothing"
             for label in ("new", "old", "change"):  # on a phone a row is a card, without the head of the table
@@ -196,9 +205,9 @@ async def test_the_page_shows_both_runs_and_whether_the_run_goes_on(index: Index
                 assert re.search("Setting</th>.*>old</th>.*>new</th>", compared)
                 assert '<th class="text">old</th><th class="text">new</th><th>Change</th>' in compared
             assert re.findall("new · (item [^<]*)<", await text("rollouts?run=new&sort=time")) == [
-                *(f"item {item}, sample {sample}" for sample in (0, 1) for item in (0, 1, 2)),
+                *(f"item {item}, rollout {sample}" for sample in (0, 1) for item in (0, 1, 2)),
             ], "in the order in which they were played, without the one that the manifest does not name"
-            assert ">item 1, sample 1</a>" in await text("group/new/5")
+            assert ">item 1, rollout 1</a>" in await text("group/new/5")
             lock = tmp_path / "runs/new/samples.lock"
             with lock.open("w") as held:
                 fcntl.flock(held, fcntl.LOCK_EX)

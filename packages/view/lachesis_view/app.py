@@ -26,7 +26,7 @@ from lachesis_messages.records.jsonl import JsonlError
 from lachesis_tokens.wire.visitors import Visitors, is_loopback
 from lachesis_view.audits import audits_below
 from lachesis_view.curves import curves
-from lachesis_view.filters import Filter
+from lachesis_view.filters import Filter, ignored
 from lachesis_view.group_page import diff_context, group_context, partings
 from lachesis_view.html import reward_axis, settings_in_words
 from lachesis_view.html.parts import to_json
@@ -242,8 +242,7 @@ class Viewer:
 
     def _runs_page(self, request: web.Request) -> web.Response:
         runs = self.index.runs()
-        chosen = _chosen(request, [run["name"] for run in runs])
-        if chosen:
+        if chosen := _chosen(request, [run["name"] for run in runs]):
             return self._compared(request, runs, chosen)
         return self._page("runs.html.jinja", {"runs": runs, "axis": _axis(runs), "root": str(self.index.root)})
 
@@ -297,7 +296,7 @@ class Viewer:
             "difference": difference(self.index, own["name"], against) if against else None,
             "differences": [row for row in rows if len(set(row[1])) > 1],
             "settings": rows,
-            "metrics": self.index.metrics(chosen),
+            "metrics": self.index.measured(chosen),
             "unscored": self.index.unscored(chosen[0]) if len(chosen) == 1 else [],
             "tools": self.index.tool_failures(chosen[0]) if len(chosen) == 1 else [],
             "failures_of": FAILURES_OF,
@@ -326,7 +325,7 @@ class Viewer:
             "filter": filter,
             "page": page,
             "axis": reward_axis(row["reward"] for row in page.rows),
-            "runs": choices.pop("run"),
+            "ignored": ignored(request.query, choices),
             "choices": choices,
             "page_size": PAGE_SIZE,
         }
@@ -355,7 +354,7 @@ class Viewer:
                 "partings": siblings,
                 "rival": max(siblings, key=lambda each: abs(each["advantage"] or 0.0), default=None),
                 "elsewhere": self.index.elsewhere(run, group["item_key"]),
-                "frame": frame,
+                "frame": frame | {"siblings": self.index.of_item(run, number)},
             }
             return self._page("rollout.html.jinja", context)
 
@@ -424,7 +423,7 @@ class Viewer:
             same = repr(runs[0].get("tokenizer")) == repr(runs[1].get("tokenizer"))
             rows = _settings(runs)
             parts = [[run, *self.index.name_of(run, number).split(", "), f"rollout {n}"] for run, number, n in places]
-            parts = [part[:-1] if part[-2].startswith("sample ") else part for part in parts]  # a group of one
+            parts = [part[:-1] if part[-2].startswith("rollout ") else part for part in parts]  # a group of one
             shared = [*map(eq, parts[0][:-1], parts[1][:-1]), False].index(False)
             context = {
                 **diff_context(*sides, self._vocabulary_of(places[0][0]), same_vocabulary=same),
@@ -448,9 +447,10 @@ class Viewer:
             if at is not None and request.path.startswith("/record/"):
                 line = {key: value for key, value in group.items() if key != "tree_credit"}
                 return _file(to_json(group_of_one(line, at)) + b"\n", file_name("rollout", name, ".jsonl"))
-            page = group_page(group) if at is None else rollout_page(group, at)
-            kind = "group" if at is None else "rollout"
-            return _file(page.encode("utf-8", "backslashreplace"), file_name(kind, name, ".html"))
+            called = self.index.name_of(run, number)
+            page = group_page(group, called) if at is None else rollout_page(group, at, called)
+            name = file_name("group" if at is None else "rollout", name, ".html")
+            return _file(page.encode("utf-8", "backslashreplace"), name)
 
         return await self._of_record(group, make)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 from urllib.parse import urlencode
@@ -130,6 +130,34 @@ class Filter:
             "page": "" if other.page == 1 else other.page,
         }
         return urlencode({name: value for name, value in fields.items() if value not in ("", None)}, errors="replace")
+
+
+FLAGS = ("tool_error", "scored")
+_FREE = ("item", "q", "page", "token")
+
+
+def ignored(query: Mapping[str, str], known: Mapping[str, Sequence[str]]) -> list[str]:
+    """What is wrong with the query of an address, each with what is allowed; `known` are the values that occur."""
+    found = []
+    bounds = [f"{end}_{name}" for name in BOUNDED for end in ("min", "max")]
+    names = [*known, *bounds, *FLAGS, "sort", *_FREE[:3]]
+    for name, value in query.items():
+        if name in BOUNDED:
+            found.append(f"{name} is no filter: use min_{name} and max_{name}, with numbers")
+        elif name not in (*names, *_FREE):
+            found.append(f"{name} is no filter; the filters are {', '.join(names)}")
+        elif name in bounds and value and _number(value) is None:
+            found.append(f"{name}={value} is not a number, and is ignored")
+        elif name in FLAGS and value and _flag(value) is None:
+            found.append(f"{name}={value} is ignored: it is yes or no")
+        elif name == "sort" and value and value.removeprefix("-") not in SORTS:
+            found.append(
+                f"sort={value} is ignored: it is one of {', '.join(SORTS)}, with - before it for the other way"
+            )
+        elif name in known and name != "tag" and value and value not in known[name]:
+            some = [each for each in known[name] if each][:12]
+            found.append(f"there is no {name} {value}" + (f"; there are {', '.join(some)}" if some else ""))
+    return [each[:400] for each in found]
 
 
 def _number(text: str) -> float | None:

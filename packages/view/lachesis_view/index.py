@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from backends.errors import LachesisError
-from lachesis.figures.intervals import Mean, mean_of_values, score_range
+from lachesis.figures.intervals import Mean, mean_of, mean_of_values, mean_over_items, score_range
 from lachesis.figures.item_keys import whole_and_part
 from lachesis.figures.tool_failures import ToolFailures
 from lachesis.loop.rollout import DECLINED
@@ -23,7 +23,7 @@ from lachesis_messages.records.step_files import SCHEMA
 from lachesis_view.files import locks_of, written_now
 from lachesis_view.filters import Filter
 from lachesis_view.followed_files import COLUMNS, FollowedFiles
-from lachesis_view.html.rollout import last_words
+from lachesis_view.html.rollout import COMPONENT, last_words
 from lachesis_view.metrics import mean, most_frequent
 from lachesis_view.names import group_name, places_of
 from lachesis_view.reports.training import environments, on_files
@@ -165,14 +165,14 @@ class Index(FollowedFiles):
         return self.root / str(self._place(run, number)["path"])
 
     def name_of(self, run: str, number: int) -> str:
-        """A group for people: in an evaluation, its item and which sample of it this is. Raises NoSuchGroup."""
+        """A group for people: in an evaluation, its item and which rollout of it this is. Raises NoSuchGroup."""
         return self._name(self._place(run, number))
 
     def _name(self, row: sqlite3.Row) -> str:
         trained = row["kind"] == "trained"
         item, sample = whole_and_part("" if trained else row["key"] or "")
         at = places_of(self.root / row["path"]).get(item)
-        return group_name(row["number"], trained) if at is None else f"item {at}, sample {sample}"
+        return group_name(row["number"], trained) if at is None else f"item {at}, rollout {sample}"
 
     def _place(self, run: str, number: int) -> sqlite3.Row:
         """Where the line of a group is. Raises NoSuchGroup."""
@@ -276,6 +276,46 @@ class Index(FollowedFiles):
         names = most_frequent({name: sum(map(len, of_runs)) for name, of_runs in found.items()})
         return [(name, [(mean(values), len(values)) for values in found[name]]) for name in names]
 
+    def measured(self, runs: Sequence[str]) -> list[tuple[str, float | None, list[tuple[Mean, int]]]]:
+        """Components of the reward and metrics, in the order of `metrics`: the name; the weight in the reward of the
+        last run, or None; and of each run the mean over items, for a component with its interval, and how many rollouts
+        have it."""
+        found: dict[str, list[dict[str, list[float]]]] = {}
+        for place, run in enumerate(runs):
+            query = "SELECT item, metrics FROM rollouts WHERE run = ? AND metrics IS NOT NULL"
+            for item, metrics in self._database.execute(query, (run,)):
+                for name, value in orjson.loads(metrics).items():
+                    found.setdefault(name, [{} for _ in runs])[place].setdefault(item, []).append(value)
+        weights = self._weights(runs[-1])
+        names = most_frequent({name: sum(len(v) for of in each for v in of.values()) for name, each in found.items()})
+        return [
+            (name, weights.get(name), [(_mean(of, name), sum(map(len, of.values()))) for of in found[name]])
+            for name in names
+        ]
+
+    def _weights(self, run: str) -> dict[str, float]:
+        """Of the components in the reward, as the latest rollout with one records them."""
+        query = "SELECT number, n FROM rollouts WHERE run = ? AND reward IS NOT NULL ORDER BY id DESC LIMIT 1"
+        for number, n in self._database.execute(query, (run,)).fetchall():
+            with suppress(NoSuchGroup, *MISSHAPEN):
+                weights = self.group(run, number)["rollouts"][n].get("reward_weights") or {}
+                return {f"{COMPONENT}{name}": float(weight) for name, weight in weights.items()}
+        return {}
+
+    def of_item(self, run: str, number: int) -> list[tuple[int, int, str]]:
+        """The rollouts beside which a rollout of a group stands: those of the same item of an evaluation, or else of
+        the group. Each with its group, its place in it and its number for people."""
+        if ", rollout " not in self.name_of(run, number):
+            query = "SELECT number, n FROM rollouts WHERE run = ? AND number = ? ORDER BY n"
+            return [(at, n, f"{n}") for at, n in self._database.execute(query, (run, number))]
+        query = (
+            "SELECT number, n FROM rollouts WHERE run = ?1 AND item = "
+            "(SELECT item FROM rollouts WHERE run = ?1 AND number = ?2 LIMIT 1) LIMIT 64"
+        )
+        found = self._database.execute(query, (run, number)).fetchall()
+        named = [(at, n, self.name_of(run, at).partition(", rollout ")[2]) for at, n in found]
+        return sorted(named, key=lambda each: int(each[2] or 0))
+
     def unscored(self, run: str) -> list[dict[str, Any]]:
         """Why rollouts of a run lack the score that they should have, most frequent first: `cause`, `count`, and of the
         first such rollout its place (`number`, `n`) and `said`, the line that its error ends with."""
@@ -316,3 +356,10 @@ class Index(FollowedFiles):
             parsed(row[0])
             for row in self._database.execute("SELECT line FROM steps WHERE run = ? ORDER BY step", (run,))
         ]
+
+
+def _mean(of_items: Mapping[str, Sequence[float]], name: str) -> Mean:
+    """Of a component, or of a metric, of which there may be many: those have no interval."""
+    if name.startswith(COMPONENT) or not of_items:
+        return mean_over_items(list(of_items.values()))
+    return Mean(mean_of([*map(mean_of, of_items.values())]), math.nan, math.nan, len(of_items))

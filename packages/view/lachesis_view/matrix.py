@@ -72,6 +72,7 @@ def matrix(index: Index, run: str, against: str = "", order: str = "worst", page
                 "item": key,
                 "title": next((each["title"] for each in samples if each["title"]), key),
                 "numbers": sorted({each["number"] for each in samples}),
+                "name": index.name_of(run, samples[0]["number"]).partition(", rollout ")[0],
                 "samples": [_cell(each) for each in samples[:SAMPLES]],
                 "others": [_cell(each) for each in theirs.get(key, ())[:SAMPLES]],
                 "more": max(0, len(samples) - SAMPLES),

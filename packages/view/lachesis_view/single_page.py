@@ -19,6 +19,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from backends.errors import LachesisError, SettingsError
+from lachesis.figures.item_keys import whole_and_part
 from lachesis_messages.images import with_data_once, with_image_data
 from lachesis_messages.records.digests import copies_of
 from lachesis_messages.records.jsonl import read_lines
@@ -28,7 +29,7 @@ from lachesis_view.files import kind_of, manifest_of
 from lachesis_view.group_page import group_context, partings
 from lachesis_view.html import Templates
 from lachesis_view.html.rollout import rollout_view
-from lachesis_view.names import group_name
+from lachesis_view.names import group_name, places_of
 from lachesis_view.rollout_page import rollout_context
 from lachesis_view.trained import as_group
 
@@ -40,9 +41,7 @@ _OF_SCORED = ("scores", "messages", "advantages", "overrides")
 @cache
 def templates() -> Templates:
     """Those of the viewer's pages."""
-    return Templates(
-        HERE / "templates", {"path": path_of, "pair": lambda value: (value, value), "group_name": group_name}
-    )
+    return Templates(HERE / "templates", {"path": path_of, "pair": lambda value: (value, value)})
 
 
 def path_of(parts: Sequence[Any]) -> str:
@@ -51,23 +50,40 @@ def path_of(parts: Sequence[Any]) -> str:
     return "/".join(quote(word.encode("utf-8", "replace")) for word in words)
 
 
-def rollout_page(group: Mapping[str, Any], n: int) -> str:
-    """Rollout `n` of a group as HTML text. Raises IndexError if the group has none of this number."""
-    return _alone("rollout.html.jinja", {**rollout_context(group, n), "samples": [], "partings": partings(group, n)})
+def rollout_page(group: Mapping[str, Any], n: int, name: str = "") -> str:
+    """Rollout `n` of a group as HTML text. Raises IndexError if the group has none of this number.
+
+    `name` is the group's on the viewer's pages; without one, its number.
+    """
+    context = {**rollout_context(group, n), "samples": [], "partings": partings(group, n)}
+    return _alone("rollout.html.jinja", name or _name(group), context)
 
 
-def group_page(group: Mapping[str, Any]) -> str:
-    """A group as HTML text: its rollouts side by side, then each of them as a whole."""
+def group_page(group: Mapping[str, Any], name: str = "") -> str:
+    """A group as HTML text: its rollouts side by side, then each of them as a whole; `name` as for a rollout."""
     wholes = [rollout_view(group, rollout, f"rollout-{n}/") for n, rollout in enumerate(group["rollouts"])]
-    return _alone("group.html.jinja", {**group_context(group), "wholes": wholes})
+    return _alone("group.html.jinja", name or _name(group), {**group_context(group), "wholes": wholes})
 
 
-def _alone(template: str, context: Mapping[str, Any]) -> str:
+def _name(group: Mapping[str, Any], places: Mapping[str, int] | None = None) -> str:
+    item, rollout = whole_and_part(str(group.get("item_key") or ""))
+    if item in (places or {}):
+        return f"item {(places or {})[item]}, rollout {rollout}"
+    return group_name(group["number"], trained=False) if isinstance(group.get("number"), int) else "group"
+
+
+def _alone(template: str, name: str, context: Mapping[str, Any]) -> str:
     styles = [SHARED / "style.css", HERE / "static" / "view.css", HERE / "static" / "rollout.css"]
     script = (HERE / "static" / "rollout.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     style = Markup("\n".join(each.read_text(encoding="utf-8") for each in styles))
-    alone = {"layout": "alone.html.jinja", "frame": {"alone": True}, "settings": {}, "style": style, "digest": digest}
+    alone = {
+        "layout": "alone.html.jinja",
+        "frame": {"alone": True, "name": name},
+        "settings": {},
+        "style": style,
+        "digest": digest,
+    }
     # The script is ours; the policy of the page allows no other.
     return templates().page(template, **alone, script=Markup(script), **context)
 
@@ -116,7 +132,8 @@ def write_single(path: Path, rollout_id: str, key: str, output: Path | None) -> 
     )
     output = output or file.with_name(name)
     try:
-        html.write_page(output, group_page(group) if n is None else rollout_page(group, n))
+        called = _name(group, places_of(file))
+        html.write_page(output, group_page(group, called) if n is None else rollout_page(group, n, called))
     except (KeyError, TypeError, ValueError) as error:
         raise LachesisError(f"{file}: {what} is not as its page takes it ({type(error).__name__}: {error})") from error
     except OSError as error:

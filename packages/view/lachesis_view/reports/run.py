@@ -417,7 +417,7 @@ def _categories(runs: Sequence[ReportedRun]) -> list[tuple[str, list[MeanBar]]]:
     found = []
     for name, counts in values.items():
         # Fields whose values are mostly different tell the items apart, and are no categories.
-        if not 1 < len(counts) <= min(MAX_CATEGORIES, sum(counts.values()) / 2):
+        if not 1 < len(counts) <= min(MAX_CATEGORIES, sum(counts.values()) / 2 / len(runs)):
             continue
         means = []
         for value in sorted(counts, key=str):
