@@ -89,6 +89,10 @@ async def test_every_page_answers_and_lets_a_browser_run_and_load_our_own_files_
                 assert "There is no page /nothing/&lt;b&gt;" in await answer.text()
             async with session.get(f"{url}rollouts?q=evil") as answer:
                 assert '<b id="total">6</b>' in await answer.text()
+            async with session.get(f"{url}run/none") as answer:
+                assert "<b>There is no run none in " in await answer.text(), "what is wrong, not its number"
+            async with session.get(f"{url}rollouts?tag=starred") as answer:
+                assert "<b>No rollout is starred yet</b>Open one and press Star" in await answer.text()
             async with session.get(f"{url}rollouts?reward=1&run=none") as answer:
                 text = await answer.text()
                 assert "Reward is no filter: use min_reward and max_reward, with numbers.</div>" in text

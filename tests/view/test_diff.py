@@ -104,7 +104,7 @@ async def test_an_address_of_a_page_is_a_place(pages: Any) -> None:
     assert (await pages("diff", a=f"{pages.url}rollout/{quote('a run')}/0/0", b="later/0/1"))[1] == plain
     for wrong in ("", "later", "later/x/1", "https://[/0/1", f"{pages.url}group/later/0"):
         status, html = await pages("diff", a="a run/0/0", b=wrong)
-        assert status == 400 and "a rollout is RUN/GROUP/N" in html
+        assert status == 400 and "A rollout is RUN/GROUP/N" in html
     for missing in ("later/0/9", "later/7/0", "nothing/0/0"):
         assert (await pages("diff", a="a run/0/0", b=missing))[0] == 404
 
