@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import argparse
 import enum
 import inspect
 import re
@@ -68,14 +69,12 @@ These are rejected, since they would change what the model does; other settings 
 def short_flags() -> str:
     """The table of short flags, and the setting that each of them is."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
-    texts: dict[str, str] = {}
     for verb in VERBS:
         parser, _ = _parser(verb)
         for action in parser._actions:
-            if action.dest != "help":
+            if action.dest != "help" and action.help != argparse.SUPPRESS:
                 flag = ", ".join(f"`{name}`" for name in action.option_strings)
                 found[flag][verb] = f"`{action.dest}`"
-                texts.setdefault(flag, str(action.help))
     rows = []
     for flag, settings in found.items():
         cells = [settings.get(verb, "-") for verb in VERBS]

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lachesis.settings.flag_errors import in_our_words
-
 NO_ENVIRONMENT = "error: name an environment: `lachesis envs` lists some"
 ENVIRONMENT = "env.py, env.py:Class, package.module:Class, SCHEME:NAME (docs/bring.md), or a name of `lachesis envs`"
 """What ENV may be, in all helps."""
@@ -71,6 +69,8 @@ class VerbParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """In our words, with an example where something is missing."""
+        from lachesis.settings.flag_errors import in_our_words
+
         if message == "the following arguments are required: ENV":
             self.print_help()
             self.exit(2, f"{NO_ENVIRONMENT}\n")

@@ -21,7 +21,6 @@ from pydantic.fields import FieldInfo
 
 from backends import BackendError, backend_options
 from backends.errors import ExitCode
-from lachesis.settings.flag_errors import in_our_words
 from lachesis.settings.server_settings import ServerConfig
 from lachesis.settings.setting_facts import OTHER_NAMES, SHORT, Facts, description_of, facts_of
 from lachesis.settings.settings import HermesAgentEnvConfig
@@ -96,6 +95,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """In one line: the usage of three hundred flags would help nobody."""
+        from lachesis.settings.flag_errors import in_our_words
+
         self.exit(ExitCode.SETTINGS, f"error: {in_our_words(message, self)}\n")
 
     def reject(self, rest: Sequence[str], command: argparse.ArgumentParser) -> NoReturn:

@@ -302,6 +302,7 @@ class ToolRegistry(Mapping[str, Tool]):
 
     def __init__(self, tools: Iterable[Tool | ToolReference] = ()) -> None:
         self._tools: dict[str, Tool | ToolReference] = {}
+        each: Any  # an author may give anything
         for each in tools:
             if not isinstance(each, Tool | ToolReference):
                 called = getattr(each, "__name__", each)

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def add(name: str, run: Callable[[argparse.Namespace], int], help_text: str) -> argparse.ArgumentParser:
         verb: argparse.ArgumentParser = verbs.add_parser(name, help=help_text, description=help_text)
         verb.set_defaults(run=run)
-        several = {} if name == "show" else {"nargs": "+"}
+        several: dict[str, Any] = {} if name == "show" else {"nargs": "+"}
         verb.add_argument("files", type=_file, metavar="FILE", help="JSON Lines or .parquet", **several)
         return verb
 
