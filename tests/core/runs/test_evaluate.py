@@ -252,7 +252,7 @@ async def test_fewer_items_play_nothing_and_show_what_is_there(tmp_path: Path) -
     fewer = await guesses(tmp_path, eval_items=2, eval_samples=1)
     assert (fewer.played, fewer.summary.rollouts) == (0, 10)
     scored = fewer.summary.scored
-    assert f"samples {scored}/{scored};" in (tmp_path / "console.txt").read_text().splitlines()[-1]
+    assert f"rollouts {scored}/{scored};" in (tmp_path / "console.txt").read_text().splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", ["samples.html", "metrics.json"])
@@ -401,7 +401,7 @@ def test_after_kill_9_at_random_moments_the_table_is_that_of_an_uninterrupted_ru
         [
             line
             for line in output[output.rindex("\nmean reward ") :].splitlines()
-            if not line.startswith(("samples ", "time ", "tokens/s ", "groups ", "trajectories ", "report ", "next "))
+            if not line.startswith(("rollouts ", "time ", "tokens/s ", "groups ", "trajectories ", "report ", "next "))
             and "start again" not in line
         ]
         for output in outputs
