@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, ValidationInfo
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 from pydantic.functional_validators import field_validator, model_validator
 
 from backends import SandboxSpec, backend_names
@@ -337,10 +337,9 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
 
     @field_validator("total_steps", "max_num_workers")
     @classmethod
-    def _check_count(cls, value: int, info: ValidationInfo) -> int:
+    def _check_count(cls, value: int) -> int:
         if value < 1 and value != -1:
-            of_one = {"total_steps": "as many as the trainer makes", "max_num_workers": "as many as the servers take"}
-            raise ValueError(f"must be at least 1, or -1 for {of_one[str(info.field_name)]}")
+            raise ValueError("must be at least 1, or -1 for what the trainer or the servers decide")
         return value
 
     def sandbox_spec(self, labels: Mapping[str, str]) -> SandboxSpec:

@@ -182,8 +182,8 @@ def typed(group, *, margin=0.0, names=("a",), title="pairs"):
         (("--format", "inspect", "--out", "."), ["write --out NAME.eval"], 2),
         (("--format", "dataset", "--out", "groups.jsonl/x"), ["groups.jsonl/x"], 1),
         (("--format", "dataset", "--groups", "missing.jsonl"), ["missing.jsonl"], 2),
-        (("--format", "dataset", "--groups", "broken.jsonl"), ["broken.jsonl", "line 5"], 1),
-        (("--format", "dataset", "--groups", "samples.jsonl"), ["samples.jsonl", "record 1", "groups.jsonl"], 1),
+        (("--format", "dataset", "--groups", "broken.jsonl"), ["broken.jsonl", "line 5"], 2),
+        (("--format", "dataset", "--groups", "samples.jsonl"), ["samples.jsonl", "record 1", "groups.jsonl"], 2),
     ],
 )
 def test_what_cannot_be_exported_is_one_message_and_leaves_no_file(
@@ -372,7 +372,7 @@ def test_a_rollout_id_is_in_a_group_once(groups: Path, tmp_path: Path, capsys: p
         twice.unlink(missing_ok=True)
         with JsonlWriter(twice) as writer:
             writer.write({**group, "rollouts": rollouts})
-        assert export(twice, "--format", "dataset", "--out", tmp_path / "out.jsonl") == 1
+        assert export(twice, "--format", "dataset", "--out", tmp_path / "out.jsonl") == 2
         assert said in capsys.readouterr().err
 
 
@@ -382,12 +382,12 @@ def test_what_verify_refuses_is_not_exported(
 ) -> None:
     text, out = groups.read_text(), tmp_path / "out"
     groups.write_text(text + text.split("\n")[0] + "\n")
-    assert export(groups, "--format", format, "--out", out) == 1
+    assert export(groups, "--format", format, "--out", out) == 2
     assert "record 5 has a rollout of record 1 again" in capsys.readouterr().err
     for constant in ("NaN", "-Infinity"):
         groups.write_text(re.sub(r'"seconds": [\d.]+', f'"seconds": {constant}', text, count=1))
         assert constant in groups.read_text()
-        assert export(groups, "--format", format, "--out", out) == 1
+        assert export(groups, "--format", format, "--out", out) == 2
         assert f"line 1: not JSON: holds {constant}" in capsys.readouterr().err
     assert not out.exists()
 

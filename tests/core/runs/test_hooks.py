@@ -52,7 +52,8 @@ async def says(self: Any, *arguments: Any) -> float:
     [
         ("compute_reward", "compute_rewards", "has compute_rewards, and needs compute_reward("),
         ("compute_reward", "computeReward", "has computeReward, and needs "),
-        ("compute_reward", "grade", "write it, or methods with @reward"),
+        ("compute_reward", "grade", "has grade, and needs compute_reward(self, item, result, ctx): rename it"),
+        ("compute_reward", "appraise", "write it, or methods with @reward"),
         ("get_next_item", "get_item", "has get_item, and needs "),
         ("get_next_item", "load", "Own has no method get_next_item(self); write it"),
         ("format_prompt", "prompt_format", "Own has no method format_prompt(self, item)"),

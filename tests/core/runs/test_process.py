@@ -610,7 +610,7 @@ async def test_a_bug_of_a_tool_is_no_answer_and_no_score_and_is_shown_with_the_n
     (broken,) = [rollout for rollout in played if rollout["reward"] is None]
     assert (broken["unscored_kind"], broken["attempts"]) == ("environment", 1)
     assert "SystemError: AST constructor" in broken["traceback"]
-    assert ".ToolCrashed: the tool 'ring' raised SystemError" in broken["traceback"].strip().splitlines()[-1]
+    assert broken["traceback"].startswith("ToolCrashed: the tool 'ring' raised SystemError")
     assert broken["completion_tokens"] > 0, "what it sampled is counted"
     assert sorted(rollout["reward"] for rollout in played if rollout is not broken) == [1.0, 1.0, 1.0]
     assert result.failed and result.exceptions == 1
@@ -628,7 +628,7 @@ async def test_an_exception_at_one_line_is_shown_once_and_counted_for_all_items(
     with pytest.raises(RunStopped, match="3 x environment: ValueError: cannot grade a"):
         await process(Picky, tmp_path, lambda request: say("Done."), total_steps=3, group_size=1)
     shown = (tmp_path / "console.txt").read_text()
-    assert shown.count("exception in the environment") == shown.count("Traceback") == 1
+    assert shown.count("exception in the environment") == shown.count("in compute_reward") == 1
 
 
 @tool(toolset="bells")

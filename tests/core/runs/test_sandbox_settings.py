@@ -198,7 +198,7 @@ def test_secrets_of_other_settings_are_written_nowhere(tmp_path: Path, capsys: p
         file.write_text(content)
         assert cli.main(SortWords, ["process", "--config", str(file)]) == 2
     shown = capsys.readouterr().err
-    assert "openai.api_key: must be a valid string" in shown and "env.terminal_env.TOKEN: " in shown
+    assert "openai.api_key: must be text" in shown and "env.terminal_env.TOKEN: " in shown
     assert "123456789" not in shown and "987654321" not in shown
 
 

@@ -40,4 +40,6 @@ def test_all_values_begin_in_one_column() -> None:
 
 def test_a_terminal_has_the_explanation_of_a_long_command_in_a_line_of_its_own() -> None:
     assert printed(terminal=False)[-1].endswith(f"{COMMAND}   (or openai, dpo, ...)")
-    assert [line.strip() for line in printed(terminal=True)[-2:]] == [f"next{'':<20}{COMMAND}", "(or openai, dpo, ...)"]
+    *command, use = (line.strip() for line in printed(terminal=True)[-3:])
+    pasted = " ".join(line.removesuffix(" \\") for line in command)
+    assert (pasted, use) == (f"next{'':<20}{COMMAND}", "(or openai, dpo, ...)")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
-from backends.errors import LachesisError
+from backends.errors import ExitCode, LachesisError
 from lachesis_messages.frozen import thaw
 from lachesis_messages.records.digests import copies_of
 from lachesis_messages.records.jsonl import StrPath, read_lines
@@ -21,20 +21,20 @@ RolloutRecord: TypeAlias = Mapping[str, Any]
 def read_groups(path: StrPath, *, again: bool = False) -> Iterator[dict[str, Any]]:
     """The group records of a file, without an incomplete last line, as a killed run leaves it.
 
-    Raises JsonlError where a line is not JSON, ExportError where it is not a group, or has a rollout of an earlier one
+    Raises JsonlError where a line is not JSON, NotGroups where it is not a group, or has a rollout of an earlier one
     and `again` does not allow it. Memory grows by the id of each rollout.
     """
     known: dict[str, int] = {}
     for number, group in enumerate(read_lines(path, torn_tail=True, finite=True), 1):
         if not isinstance(group, dict) or not isinstance(group.get("rollouts"), list):
-            raise ExportError(f"{path}: record {number} is not a group; name a groups.jsonl written by `process`")
+            raise NotGroups(f"{path}: record {number} is not a group; name a groups.jsonl written by `process`")
         ids = [rollout.get("rollout_id") if isinstance(rollout, dict) else None for rollout in group["rollouts"]]
         if not all(isinstance(rollout_id, str) for rollout_id in ids):
-            raise ExportError(f"{path}: record {number} is not a group: a rollout has no rollout_id")
+            raise NotGroups(f"{path}: record {number} is not a group: a rollout has no rollout_id")
         if twice := [rollout_id for rollout_id, times in Counter(ids).items() if times > 1]:
-            raise ExportError(f"{path}: record {number} has more than one rollout {twice[0]!r}")
+            raise NotGroups(f"{path}: record {number} has more than one rollout {twice[0]!r}")
         if earlier := next((known[rollout_id] for rollout_id in ids if rollout_id in known), None):
-            raise ExportError(
+            raise NotGroups(
                 f"{path}: record {number} has a rollout of record {earlier} again; remove one of the two lines"
             )
         if not again:
@@ -134,3 +134,9 @@ def rollout_samples(group: GroupRecord, rollout: RolloutRecord) -> list[dict[str
 
 class ExportError(LachesisError):
     """An export fails, its input is not a groups file, or its output cannot be written."""
+
+
+class NotGroups(ExportError):
+    """A file is not one of groups: another file is the remedy."""
+
+    exit_code = ExitCode.SETTINGS

@@ -1,9 +1,9 @@
 """`lachesis verify FILE...`: check that sample files hold exactly the sampled tokens, each once.
 
 The files are JSON Lines of samples, or of groups that hold `samples`; a folder stands for its groups.jsonl or
-samples.jsonl. Exit code 0 means that nothing is wrong, 1 that something is, 2 that there is nothing to verify: a file
-is missing, is not JSON Lines, or holds no samples. "old" in place of "ok" means that some lines come from an older
-version, which wrote no digests of scores and messages.
+samples.jsonl. Exit code 0 means that nothing is wrong, 1 that something is (also a line that is not JSON), 2 that there
+is nothing to verify: a file is missing, or holds no samples. "old" in place of "ok" means that some lines come from an
+older version, which wrote no digests of scores and messages.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.out(json.dumps({"ok": ok, "files": files}), highlight=False)
     else:
         _show(console, found)
-    return ExitCode(0 if ok else 2 if all(totals.ok or not totals.samples for totals in found.values()) else 1)
+    return ExitCode(0 if ok else 2 if all(totals.ok or totals.empty for totals in found.values()) else 1)
 
 
 def _in_folder(folder: Path) -> Path:

@@ -255,7 +255,7 @@ def _step_view(step: int, line: Mapping[str, Any], path: Path, budget: int) -> d
         if left <= 0:
             break
         if not isinstance(group, dict) or group.get("schema") != SCHEMA:
-            raise LachesisError(f"{path}, line {at + 1}: it is not a group that a trainer wrote")
+            raise SettingsError(f"{path}, line {at + 1}: it is not a group that a trainer wrote")
         view = _group_view(at, group)
         left -= view.pop("characters")
         groups.append(view)
