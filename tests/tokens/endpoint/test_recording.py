@@ -370,6 +370,9 @@ def nested(depth: int) -> Any:
         ("/v1/completions", {"prompt": ""}),
         ("/v1/responses", {"input": "?", "text": {"format": "x"}}),
         ("/generate", {"text": ""}),
+        ("/v1/completions", {"prompt": [2**32]}),
+        ("/v1/completions", {"prompt": [[5], [2**70]]}),
+        ("/generate", {"input_ids": [2**31 - 1]}),
     ],
 )
 async def test_what_a_client_writes_wrongly_is_no_failure_of_the_infrastructure(route: str, body: Any) -> None:
@@ -377,6 +380,22 @@ async def test_what_a_client_writes_wrongly_is_no_failure_of_the_infrastructure(
         async with client.http.post(client.recording.base_url + route, json=body) as response:
             assert response.status == 400, await response.text()
         assert client.recording.refused and client.recording.error is None and not world.fake.requests
+
+
+async def test_a_defect_that_a_request_meets_is_logged_and_the_rollout_keeps_its_score(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stack(policy=Scripted("Hi.")) as world, opened(world) as client:
+        await client.ask([user("?")])
+        with monkeypatch.context() as broken:
+            broken.setattr(PromptBuilder, "prompt", lambda *_: [][1])
+            for _ in range(2):
+                status, answer = await client.post([user("!")])
+                assert status == 500 and "IndexError" in answer["error"]["message"]
+        await client.ask([user("?")])
+        outcome = client.recording.result(Outcome.COMPLETED, "").outcome
+    assert outcome is Outcome.COMPLETED
+    assert caplog.text.count("Traceback") == 1 and "IndexError" in caplog.text
 
 
 async def test_of_equal_answers_the_one_that_a_client_names_is_continued() -> None:

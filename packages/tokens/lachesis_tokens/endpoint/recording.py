@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 from backends.tasks import run_all
 from lachesis.loop.outcome import Outcome
@@ -38,6 +39,7 @@ from lachesis_tokens.wire.request import JSON, ChatRequest, Refused, TextRequest
 from lachesis_tokens.wire.writing import token_names
 
 T = TypeVar("T")
+_log: Final = logging.getLogger(__name__)
 
 
 class RecordingOptions(TypedDict, total=False):
@@ -89,7 +91,8 @@ class Recording:
         self.error: Exception | None = None
         """The first failure of the infrastructure that a client met. Such a rollout has no score."""
         self._rejected: Exception | None = None
-        """The first request whose content the model server or the chat template rejected."""
+        """The first request whose content the model server or the chat template rejected, or that met a defect."""
+        self._has_defect = False
         self.limit: str | None = None
         """The first limit that a client met: the model's context, or the recording's own."""
         self.refusal: str | None = None
@@ -172,6 +175,9 @@ class Recording:
                 raise Refused(400, "logprobs: this model server reports none", param="logprobs")
             async with self._begun(request) as tokens:
                 return await self._pass_on_text(request, tokens)
+        rows = self._model.server.vocabulary.rows
+        if not isinstance(request.prompt, str) and (largest := max(request.prompt)) >= rows:
+            raise Refused(400, f"token id {largest} is out of vocabulary: the model has {rows}", param="prompt")
         async with self._begun(request) as tokens:
             responses = await self._model.continue_text(
                 request.prompt, request.n, sampling=self._sampling(request, tokens), split=self._split
@@ -442,13 +448,22 @@ class Recording:
         """Note a failure that a client met.
 
         What a request says is the client's: a program could otherwise send nonsense so as not to be scored. Where no
-        request at all was answered, the settings may be wrong.
+        request at all was answered, the settings may be wrong. Servers fail with an `InferenceError`: any other error
+        is a defect of this code that a request met, and is logged once for a rollout, with its traceback.
         """
+        if not isinstance(error, InferenceError):
+            if not self._has_defect:
+                _log.error("the endpoint failed at a request of a rollout, which goes on", exc_info=error)
+            self._has_defect = True
         if isinstance(error, ConversationRefused):
             self.refusal = self.refusal or str(error)
         elif isinstance(error, ContextExhausted):
             self.limit = self.limit or str(error)
-        elif isinstance(error, PromptError) or (isinstance(error, RequestRejected) and error.refuses_content):
+        elif (
+            isinstance(error, PromptError)
+            or not isinstance(error, InferenceError)
+            or (isinstance(error, RequestRejected) and error.refuses_content)
+        ):
             self._rejected = self._rejected or error
         else:
             self.error = self.error or error

@@ -127,8 +127,8 @@ def function_tools(tools: list[Any] | None) -> list[JSON] | None:
 
 
 def is_ids(value: Any) -> bool:
-    """Whether this is a list of token ids."""
-    return isinstance(value, list) and bool(value) and all(type(token) is int and token >= 0 for token in value)
+    """Whether this is a list of token ids, which no model has of more than 31 bits."""
+    return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 2**31 for token in value)
 
 
 _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "a boolean", list: "a list", dict: "an object"}
