@@ -17,7 +17,9 @@ from lachesis_messages.messages import FinishReason, Message
 from lachesis_messages.responses import ChatResponse
 from lachesis_messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.prompts.prompts import Prompt, PromptBuilder, PromptStart, TemplateNotExtendable
+from lachesis_tokens.templates.forced_calls import ToolChoiceError, forced_opening
 from lachesis_tokens.templates.template_report import Extension
+from tool_call_parsers import get_parser, list_parsers
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 USER = {"role": "user", "content": "Tide?"}
@@ -216,6 +218,27 @@ def test_a_forced_opening_stays_before_a_copy(hermes: PromptBuilder) -> None:
     assert turn in text_of(hermes, hermes.prompt(history.nodes()))
     history[0]["content"] = "Tide, please?"
     assert turn in text_of(hermes, hermes.prompt(history.nodes()))
+
+
+@pytest.mark.parametrize("name", ["look", "a", "arguments", 'a"b', "a\nb", "a\\b", "a&b", "placeholder_key", "", "f"])
+def test_a_forced_opening_ends_after_the_name_of_the_tool(name: str) -> None:
+    """Whatever the name is: what the format would write after it is no part of the opening."""
+    tools = [{"type": "function", "function": {"name": name}}]
+    opened = 0
+    for parser in map(get_parser, list_parsers()):
+        call = {"id": "call_00001", "function": {"name": name, "arguments": {"x": 1, "y": "a"}}}
+        try:
+            opening = forced_opening(parser, tools, tools[0])
+        except ToolChoiceError:
+            continue
+        written = parser.render(None, None, [call])
+        assert written.startswith(opening), parser.name
+        if name.isalpha():  # and has no escapes
+            other = forced_opening(parser, [{"function": {"name": "zebra_9"}}], {"function": {"name": "zebra_9"}})
+            assert opening == other.replace("zebra_9", name), parser.name
+        assert [call.name for call in parser.parse(written, tools).tool_calls] == [name], parser.name
+        opened += 1
+    assert opened > 20 or not name or "\n" in name
 
 
 def test_other_tools_make_another_context(hermes: PromptBuilder) -> None:

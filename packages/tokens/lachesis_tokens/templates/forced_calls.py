@@ -35,19 +35,41 @@ def forced_opening(
         return ""
     names = [tool["function"]["name"] for tool in tools or ()]
     wanted = _wanted(tool_choice, names)
-    sample = {"id": "call_00001", "function": {"name": wanted or _NAME, "arguments": {_KEY: "placeholder"}}}
-    written = parser.render(None, None, [sample])
-    opening, found, _ = written.partition(_KEY if wanted else _NAME)
+    written = _call(parser, _NAME)
+    opening, found, _ = written.partition(_KEY if wanted is not None else _NAME)
+    if wanted is not None:
+        # Cut after the name: the beginning of the arguments depends on their number and types.
+        before, found, _ = opening.rpartition(_NAME)
+        opening = (before + _NAME).replace(_NAME, _as_written(parser, written, wanted)) if found else ""
     if not found:
         raise ToolChoiceError(
             f"tool_choice {tool_choice!r}: calls of the format {parser.name!r} have no fixed opening; "
             'use "auto" and let the agent loop sample again'
         )
-    if wanted:
-        # Cut after the name: the beginning of the arguments depends on their number and types.
-        opening = opening[: opening.rindex(wanted) + len(wanted)]
     closing = parser.reasoning.closes[0] + "\n\n" if reasoning_is_open and parser.reasoning is not None else ""
     return closing + opening
+
+
+def _call(parser: ToolCallParser, name: str) -> str:
+    sample = {"id": "call_00001", "function": {"name": name, "arguments": {_KEY: "placeholder"}}}
+    return parser.render(None, None, [sample])
+
+
+def _as_written(parser: ToolCallParser, placeholder: str, name: str) -> str:
+    """The name in a call, with escapes: what stands for that of `placeholder`. Raises `ToolChoiceError`."""
+    try:
+        written = _call(parser, name)
+        calls = [call.name for call in parser.parse(written, [{"function": {"name": name}}]).tool_calls]
+    except ValueError:
+        written, calls = "", []
+    around = placeholder.split(_NAME)
+    length = (len(written) - sum(map(len, around))) // (len(around) - 1)
+    found = written[len(around[0]) :][: max(0, length)]
+    if found.join(around) != written or calls != [name]:
+        raise ToolChoiceError(
+            f"tool_choice names {name!r}, which calls of the format {parser.name!r} cannot begin with"
+        )
+    return found
 
 
 def _wanted(tool_choice: str | Mapping[str, Any], names: Sequence[str]) -> str | None:
