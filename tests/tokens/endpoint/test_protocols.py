@@ -130,6 +130,23 @@ async def test_messages_continue_with_the_exact_tokens(streams: bool) -> None:
             )
 
 
+@pytest.mark.parametrize("number", [-(2**63) - 1, 2**64, 10**29 + 1])
+async def test_arguments_may_have_numbers_beyond_64_bits(number: int) -> None:
+    call = f'<tool_call>\n{{"name": "look", "arguments": {{"at": {number}}}}}\n</tool_call>'
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    async with stack(policy=Scripted(call, "Done.", by_turn=True)) as world, opened(world) as recording:
+        talk: list[Any] = [{"role": "user", "content": "?"}]
+        for _ in range(2):
+            sent = {"max_tokens": 200, "tools": tools, "messages": talk}
+            async with httpx.AsyncClient(timeout=20) as client:
+                answer = await client.post(f"{recording.base_url}/v1/messages", content=json.dumps(sent))
+            talk.append({"role": "assistant", "content": answer.json()["content"]})
+            done = {"type": "tool_result", "tool_use_id": talk[1]["content"][0]["id"], "content": "It is."}
+            talk.append({"role": "user", "content": [done]})
+        assert talk[1]["content"][0]["input"] == {"at": number}
+        assert len(assert_exact(world, recording.history())) == 1
+
+
 async def test_messages_have_anthropics_form() -> None:
     async with stack(policy=SCRIPT) as world, opened(world) as recording:
         question = {"role": "user", "content": [{"type": "text", "text": "?"}]}
