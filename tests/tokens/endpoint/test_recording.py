@@ -253,6 +253,15 @@ async def test_the_sampled_tokens_of_a_rollout_have_a_limit() -> None:
         assert client.recording.limit
 
 
+async def test_only_requests_that_are_answered_count_as_such() -> None:
+    async with stack(policy=Scripted("Hi.")) as world, opened(world, max_requests=2) as client:
+        assert (await client.post([user("?")], n=2))[0] == 200
+        for _ in range(3):
+            assert (await client.post([user("?")], tool_choice="required"))[0] == 400
+        assert (await client.post([user("!")]))[0] == 200 and client.recording.requests == 2
+        assert (await client.post([user("!")]))[0] == 403 and client.recording.limit
+
+
 async def test_requests_at_once_share_the_limit_and_none_is_cut_off_for_another() -> None:
     policy = Scripted("word " * 10)
     async with stack(policy=policy, latency=0.1) as world, opened(world, rollout_token_budget=60) as client:

@@ -198,7 +198,7 @@ class ProgramLoop:
             refused = "".join(f"; the endpoint refused: {reason}" for reason in program.refused)
             words = (program.stderr.strip() or program.stdout.strip())[-500:]
             return Outcome.INFRA_ERROR, f"{ended} before the model had answered anything{refused}: {words}"
-        if recording.limit is not None and answered >= self.settings.max_turns:
+        if recording.limit is not None and recording.requests >= self.settings.max_turns:
             return Outcome.MAX_TURNS, f"{recording.limit}; {ended}"
         if recording.limit is not None and program.exit_code != 0:
             return Outcome.CONTEXT_EXHAUSTED, f"{recording.limit}; {ended}"

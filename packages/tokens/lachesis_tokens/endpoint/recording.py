@@ -115,7 +115,8 @@ class Recording:
         self._rollout_token_budget = options.get("rollout_token_budget")
         self.answered: dict[str, list[JSON | Message]] = {}
         """Conversations of the responses route, each with its answer, by the id of the answer."""
-        self._requests = 0
+        self.requests = 0
+        """Those that were answered or are in flight."""
         self._held = 0
         """Tokens that requests in flight may sample, where there is a budget."""
         self._ended = asyncio.Event()
@@ -373,10 +374,20 @@ class Recording:
 
     @asynccontextmanager
     async def _begun(self, request: ChatRequest | TextRequest) -> AsyncIterator[int | None]:
-        """Count a request. Yields its `max_tokens`. Raises `Refused` if a limit is reached."""
-        if self._max_requests is not None and self._requests >= self._max_requests:
+        """Count a request if it is answered. Yields its `max_tokens`. Raises `Refused` if a limit is reached."""
+        if self._max_requests is not None and self.requests >= self._max_requests:
             raise self._over(f"the limit of {self._max_requests} requests is reached")
-        self._requests += 1
+        self.requests += 1
+        try:
+            async with self._budgeted(request) as tokens:
+                yield tokens
+        except BaseException:
+            self.requests -= 1
+            raise
+
+    @asynccontextmanager
+    async def _budgeted(self, request: ChatRequest | TextRequest) -> AsyncIterator[int | None]:
+        """The `max_tokens` of a request, which are held of the budget. Raises `Refused` if it is used up."""
         wanted = [request.max_tokens, self._settings["max_tokens"]]
         if isinstance(self._server, TokenServer):
             wanted.append(self._server.max_tokens)
@@ -388,7 +399,6 @@ class Recording:
         while self._held and not (tokens and tokens * request.n <= self._rest()):
             await self._ended.wait()
         if (rest := self._rest()) <= 0:
-            self._requests -= 1
             raise self._over(f"the limit of {self._rollout_token_budget} sampled tokens is reached")
         tokens = min(tokens or rest, max(1, rest // request.n))
         self._held += tokens * request.n
@@ -448,10 +458,12 @@ class Recording:
         """Note a failure that a client met.
 
         What a request says is the client's: a program could otherwise send nonsense so as not to be scored. Where no
-        request at all was answered, the settings may be wrong. Servers fail with an `InferenceError`: any other error
-        is a defect of this code that a request met, and is logged once for a rollout, with its traceback.
+        request at all was answered, the settings may be wrong. Servers fail with an `InferenceError`, and machines
+        with an `OSError` or without memory: any other error is a defect of this code that a request met, and is logged
+        once for a rollout, with its traceback.
         """
-        if not isinstance(error, InferenceError):
+        is_defect = not isinstance(error, InferenceError | OSError | MemoryError)
+        if is_defect:
             if not self._has_defect:
                 _log.error("the endpoint failed at a request of a rollout, which goes on", exc_info=error)
             self._has_defect = True
@@ -460,8 +472,8 @@ class Recording:
         elif isinstance(error, ContextExhausted):
             self.limit = self.limit or str(error)
         elif (
-            isinstance(error, PromptError)
-            or not isinstance(error, InferenceError)
+            is_defect
+            or isinstance(error, PromptError)
             or (isinstance(error, RequestRejected) and error.refuses_content)
         ):
             self._rejected = self._rejected or error
