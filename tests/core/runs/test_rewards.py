@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from rich.console import Console
 
@@ -18,7 +19,7 @@ from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.figures.figures import Figures
 from lachesis.figures.summary import BUILTIN_FIGURES, evaluation_metrics, training_metrics
 from lachesis.loop.rollout import Rollout
-from lachesis.rewards.reward import Reward
+from lachesis.rewards.reward import Reward, checked_reward
 from lachesis.runs.decisions import LeftOut
 from lachesis.runs.group_player import play_group
 from lachesis.runs.results import print_result
@@ -79,8 +80,7 @@ async def test_components_are_metrics_of_the_record_the_table_and_the_report_wit
         (Reward(1.0, turn_rewards=[float("nan")]), "sort-words: compute_reward: turn_rewards has nan"),
         (Reward(1.0, turn_rewards=0.5), "turn_rewards is a list of numbers, not 0.5"),  # type: ignore[arg-type]
         (Reward(1.0, ["a"]), "components is a mapping of names to numbers, not ['a']"),  # type: ignore[arg-type]
-        (Reward(1.0, {"a": 1.0}, weights={"a": 0.5}), "value is 1.0, but its weighted components add up to 0.5"),
-        (Reward(1.0, {"a": 1.0}, weights={"b": 1.0}), "weights has 'b', which is no component"),
+        (Reward(1.0, {"a": 1.0}, weights={"a": "x"}), "weight 'a' is 'x'; it must be"),  # type: ignore[dict-item]
         (Reward(1.0, {"a": 1.0}, weights=["a"]), "weights is a mapping of names to numbers"),  # type: ignore[arg-type]
     ],
 )
@@ -93,6 +93,26 @@ async def test_every_part_of_a_reward_has_to_be_finite(tmp_path: Path, given: Re
     (rollout,) = rollouts(result.files.failures)
     assert rollout["reward"] is None
     assert problem in rollout["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (Reward(0.3, {"a": 0.1, "b": 0.2}, weights={"a": 1, "b": 1}), True),
+        (Reward(numpy.float32(0.07), {"a": 0.7}, weights={"a": numpy.float32(0.1)}), True),
+        (Reward(0.333333, {"a": 1 / 3}, weights={"a": 1}), True),
+        (Reward(1.0, {"a": 1.0}, weights={"a": 1, "did not occur": 0.5}), True),
+        (Reward(1.0, {"a": 0.6, "b": 0.9}, weights={"a": 1, "b": 1}), False),  # clipped
+        (Reward(0.5, {"a": 1, "b": 0}, weights={"a": 1, "b": 1}), False),  # normalised
+        (Reward(0.1, {"a": 0.1, "b": 0.0}, weights={"a": 1}), False),
+        (Reward(0.0, {"a": 1e308, "b": -1e308}, weights={"a": 2e10, "b": 2e10}), False),
+    ],
+)
+def test_weights_are_kept_where_they_explain_the_value_and_never_refuse_it(given: Reward, kept: bool) -> None:
+    checked = checked_reward(given, turns=1, source="compute_reward")
+    assert checked is not None
+    assert checked.value == float(given.value)
+    assert checked.weights.keys() == (given.components.keys() if kept else set())
 
 
 async def test_names_of_components_are_no_markup(tmp_path: Path) -> None:
