@@ -10,7 +10,7 @@ import itertools
 import signal
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 TOP_LEVEL = ("env", "openai", "slurm", "testing", "agent")
 OF_TRAINER = ("training", "tinker", "sft", "environments")
 """Sections of `launch_training.py`, which may be in the same file."""
+_OF_AGENT = ("save_trajectories",)
+"""Settings of the section `agent`."""
 
 
 def main(
@@ -173,10 +175,10 @@ def read_settings(
     for section in ("agent", "env"):  # `agent:` of Hermes Agent's file: `env:` wins over it
         with problems.collected():
             found = file.section(section)
+            unknown = {name: found.pop(name) for name in [*found] if section == "agent" and name not in _OF_AGENT}
             from_file |= found
             origins |= file.places((section,), found, flags.get("env", {}))
-            if section == "agent":
-                reject_unknown("agent.", found, ("save_trajectories",), origins)
+            reject_unknown("agent.", unknown, _OF_AGENT, file.places((section,), unknown))
     env_values = {**chosen_values(default_config), **from_file, **flags.get("env", {})}
     with problems.collected():
         reject_unknown("env.", env_values, fields, origins, {"openai": ServerConfig.model_fields})
@@ -200,6 +202,7 @@ def read_settings(
             default_servers,
             file,
             flags.get("openai", {}),
+            of_env=fields,
             names_tokenizer="tokenizer_name" in {**from_file, **flags.get("env", {})},
             ask=ask,
         )
@@ -220,10 +223,12 @@ def _servers(
     file: SettingsFile,
     from_flags: Mapping[str, Any],
     *,
+    of_env: Iterable[str],
     names_tokenizer: bool,
     ask: Callable[[str, str], Mapping[str, str]] | None = None,
 ) -> list[ServerConfig]:
-    """The servers: as many as the file or, without one, the code names; flags apply when it is one.
+    """The servers: as many as the file or, without one, the code names; flags apply when it is one. `of_env`: names of
+    settings of the environment, which somebody may have written here.
 
     A tokenizer that the code names is that of the code's models. Another model has its own, unless the file or a flag
     names one, as `openai.tokenizer_name` or (`names_tokenizer`) as `env.tokenizer_name`.
@@ -259,18 +264,22 @@ def _servers(
                 text = f"{given['base_url']} is the policy server of a training run: {shown}"
                 Console(emoji=False, stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
         values = {**base, **chosen, **from_flags}
+        server = None
         with problems.collected():
-            reject_unknown("openai.", values, ServerConfig.model_fields, origins)
+            reject_unknown("openai.", values, ServerConfig.model_fields, origins, {"env": of_env})
         with problems.collected():
             values = {name: value for name, value in values.items() if name in ServerConfig.model_fields}
             server = validate_settings(ServerConfig, values, "openai", origins)
-        problems.raise_all()
+        if server is None:
+            continue
         if server.model_name not in own_models and "tokenizer_name" not in {**chosen, **from_flags}:
-            of_env = names_tokenizer or is_local_model(server)
-            server.tokenizer_name = "none" if of_env else server.model_name
+            other = names_tokenizer or is_local_model(server)
+            server.tokenizer_name = "none" if other else server.model_name
         given_url = "base_url" in from_flags or ("base_url" in chosen and "model_name" not in from_flags)
-        _check_url(server, origins.get("base_url", ""), given=given_url)
+        with problems.collected():
+            _check_url(server, origins.get("base_url", ""), given=given_url)
         servers.append(server)
+    problems.raise_all()
     return servers
 
 

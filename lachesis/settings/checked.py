@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -102,29 +103,40 @@ def read_yaml(path: Path) -> SettingsFile:
     except OSError as error:
         raise SettingsError(f"{cannot_read(path, error)}; name a YAML file of settings") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        said, mark = getattr(error, "problem", None) or str(error), getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark else ""
-        raise SettingsError(f"{path} is not YAML: {where}{said}; correct it and start again") from error
+        raise SettingsError(f"{path} is not YAML: {_yaml_problem(error)}; correct it and start again") from error
     if content is None:
         return SettingsFile(path)
     if not isinstance(content, dict):
         raise SettingsError(f"{path} must have its settings under env: and openai:, not be a {type(content).__name__}")
-    return SettingsFile(path, content, dict(_lines(node)))
+    return SettingsFile(path, content, dict(_lines(loader, node)))
 
 
-def _lines(node: Any, above: Keys = ()) -> Iterator[tuple[Keys, int]]:
+def _yaml_problem(error: Exception) -> str:
+    """The line and the problem. What is not closed is found at the end of the file; the line is where it was opened."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error)
+    at, said = error.problem_mark.line + 1, error.problem or ""
+    context, begun = error.context or "", error.context_mark
+    if context and not context.startswith("while"):  # a sentence of which the problem is the end
+        said = f"{context}, {said}"
+    elif begun is not None and re.search("quoted|flow", context) and begun.line + 1 < at:
+        said, at = f"{said} in line {at}, {context}", begun.line + 1
+    return f"line {at}: {said}"
+
+
+def _lines(loader: YamlLoader, node: Any, above: Keys = ()) -> Iterator[tuple[Keys, int]]:
     """The lines of the keys of a mapping, of those below them, and of the items of lists there."""
     if isinstance(node, yaml.MappingNode):
-        found: Iterable[tuple[Any, Any, Any]] = ((key, key.value, value) for key, value in node.value)
+        scalars = ((key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode))
+        found: Iterable[tuple[Any, Any, Any]] = ((key, loader.construct_object(key), value) for key, value in scalars)
     elif isinstance(node, yaml.SequenceNode):
         found = ((item, number, item) for number, item in enumerate(node.value))
     else:
         return
     for at, key, value in found:
-        if isinstance(key, str | int):
-            yield (keys := (*above, key)), at.start_mark.line + 1
-            if len(keys) < 4:
-                yield from _lines(value, keys)
+        yield (keys := (*above, key)), at.start_mark.line + 1
+        if len(keys) < 4:
+            yield from _lines(loader, value, keys)
 
 
 def reject_unknown(
@@ -137,15 +149,16 @@ def reject_unknown(
     """Raises SettingsError for names that are not known, each with those that somebody may have meant.
 
     Args:
+        given: keys of YAML, which may be numbers too.
         origins: see `SettingsFile.places`.
         elsewhere: by another section, the names that it has.
     """
     known, problems = list(known), []
-    for name in map(str, given):
-        if name in known:
+    for key in given:
+        if (name := str(key)) in known:
             continue
         file, colon, section = prefix.rpartition(": ")
-        place = origins.get(name, f"{file}{colon}")
+        place = origins.get(key, f"{file}{colon}")
         if right := next((other for other, names in elsewhere.items() if name in names), ""):
             problems.append(f"{place}{section}{name} belongs under {right}: (write `{right}:`, and indent it below)")
             continue
@@ -153,10 +166,18 @@ def reject_unknown(
         others = {each: other for other, names in elsewhere.items() for each in names}
         if not near and (meant := close_names(name, others)[:1]):
             near = [f"{each}, under {others[each]}:" if each in others else each for each in meant]
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}"
+        hint = f"; did you mean {' or '.join(near)}?" if near else _known(name, known)
         problems.append(f"{place}unknown setting {section}{name}{hint}")
     if problems:
         raise SettingsError(_NEXT.join(problems))
+
+
+def _known(name: str, known: Sequence[str]) -> str:
+    """All names if they are few; of the hundreds that an environment has, the nearest."""
+    if len(known) <= 20:
+        return f"; known are {', '.join(known)}"
+    near = get_close_matches(name, known, n=5, cutoff=0.5)
+    return "; " + (f"near it: {', '.join(near)}; " if near else "") + "docs/settings.md lists them"
 
 
 def validate_settings(

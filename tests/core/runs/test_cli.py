@@ -310,7 +310,7 @@ def test_a_short_flag_of_a_file_that_runs_itself_names_the_command_that_has_it(
     [
         ({"envv": {}}, ["envv", "did you mean env?"]),
         ({"env": {"groupsize": 2}}, ["unknown setting env.groupsize", "did you mean group_size"]),
-        ({"env": {"zzz": 2}}, ["unknown setting env.zzz", "known are", "max_agent_turns"]),
+        ({"env": {"zzz": 2}}, ["unknown setting env.zzz; docs/settings.md lists them"]),
         ({"openai": {"basse_url": "x"}}, ["unknown setting openai.basse_url", "did you mean base_url"]),
         ({"openai": [{"base_url": "http://a/v1", "wieght": 2}]}, ["openai.wieght", "weight"]),
         ({"env": ["group_size"]}, ["env:", "mapping", "list"]),
@@ -362,6 +362,40 @@ def test_the_mistakes_of_a_file_come_at_once_in_its_order_each_with_its_line_and
     assert said[0].endswith(": env.group_size: must be a whole number (got 'four')")
     assert said[2].endswith(": env.base_url belongs under openai: (write `openai:`, and indent it below)")
     assert "must be a whole number (got 'soon')" in said[4]
+
+
+def test_each_mistake_of_a_file_is_said_once_for_every_server_and_whatever_its_key(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(
+        "agent: {zzz: 3}\nenv:\n  7: 3\n  3.5: 4\n  2020-01-01: 5\nopenai:\n- {timeout: soon}\n- {timeout: later}\n"
+        "- {base_url: nowhere, model_name: a}\n- {total_steps: 3}\n"
+    )
+    *of_env, first, second, third, fourth = refused("--config", str(path)).split("\n       ")
+    assert of_env == [
+        f"{path}, line 1: unknown setting agent.zzz; known are save_trajectories",
+        f"{path}, line 3: unknown setting env.7; docs/settings.md lists them",
+        f"{path}, line 4: unknown setting env.3.5; docs/settings.md lists them",
+        f"{path}, line 5: unknown setting env.2020-01-01; docs/settings.md lists them",
+    ]
+    assert first.startswith(f"{path}, line 7: openai.timeout: ") and second.startswith(
+        f"{path}, line 8: openai.timeout"
+    )
+    assert third.startswith(f"{path}, line 9: openai.base_url")
+    assert fourth == f"{path}, line 10: openai.total_steps belongs under env: (write `env:`, and indent it below)"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('env:\n  system_prompt: "x\n\n', "line 2: found unexpected end of stream in line 4, while scanning a quoted"),
+        ("env: [1,\n2\nopenai: 3\n", "line 1: expected ',' or ']', but got ':' in line 3, while parsing a flow"),
+        ("env:\n  a: 1\n b: 2\n", "line 3: expected <block end>, but found"),
+        ("env: 1\n---\nenv: 2", "line 2: expected a single document in the stream, but found another document"),
+    ],
+)
+def test_what_is_not_yaml_is_named_where_it_was_opened(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text(text)
+    assert f"broken.yaml is not YAML: {said}" in refused("--config", str(tmp_path / "broken.yaml"))
 
 
 def test_a_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
