@@ -119,10 +119,15 @@ def _plain(function: Any) -> Any:
 
 def in_one_line(trace: str) -> str:
     """The result of `explained`, shortened: the headline, and the line of the author's code that failed."""
-    said, _, rest = trace.partition("\n")
-    found = re.findall(r'^  File "([^"]+)", line (\d+)', rest, re.MULTILINE)
+    said, line = trace.partition("\n")[0], last_line(trace)
+    return f"{said} ({line})" if line else said
+
+
+def last_line(trace: str) -> str:
+    """The line of the author's code that failed, as `env.py, line 12`; empty where the trace names none."""
+    found = re.findall(r'^  File "([^"]+)", line (\d+)', trace.partition("\n")[2], re.MULTILINE)
     found = [each for each in found if is_of_an_author(each[0]) and "-packages/" not in each[0]] or found
-    return f"{said} ({Path(found[-1][0]).name}, line {found[-1][1]})" if found else said
+    return f"{Path(found[-1][0]).name}, line {found[-1][1]}" if found else ""
 
 
 def lines_of(trace: str) -> str:

@@ -17,11 +17,13 @@ from lachesis.figures.tool_failures import VARYING
 from lachesis.loop.outcome import in_words, listed
 from lachesis.loop.rollout import DECLINED, Rollout
 from lachesis.settings.setting_facts import with_settings
-from lachesis.tracebacks import lines_of
+from lachesis.tracebacks import last_line, lines_of
 
 Row = tuple[str, str]
 
 MOST_CAUSES = 3
+FEW = 100
+"""Rollouts up to which the figures are taken each time, so that they agree with the count beside them."""
 _TITLES = ("title", "name", "instance_id", "task_id", "id", "question", "prompt", "text")
 _LABELS = re.compile(r" \(environment=[^)]*\)")
 """Of a sandbox; its name tells as much."""
@@ -38,6 +40,8 @@ class UnscoredCause:
     """Whether another attempt may succeed."""
     of_settings: bool = False
     """Whether other settings are the remedy."""
+    line: str = ""
+    """The line of code that raised, where the run has printed a traceback with it."""
     count: int = 0
 
     def __str__(self) -> str:
@@ -53,7 +57,7 @@ class Causes:
     def add(self, kind: str, why: str, *, may_pass: bool, of_settings: bool = False, trace: str = "") -> None:
         why = _cut(with_settings(_LABELS.sub("", why)), 2_000)
         key = kind, lines_of(trace) or VARYING.sub("#", why)[:300]
-        self._found.setdefault(key, UnscoredCause(kind, why, may_pass, of_settings)).count += 1
+        self._found.setdefault(key, UnscoredCause(kind, why, may_pass, of_settings, last_line(trace))).count += 1
 
     @property
     def may_pass(self) -> bool:
@@ -136,8 +140,8 @@ class RunningFigures:
         return bool(kind) and (self.scores or kind != DECLINED)
 
     def rows(self, *, fresh: bool = False) -> list[Row]:
-        """How it goes, as of one moment: unless `fresh`, some seconds ago where the mean takes long to compute."""
-        if (now := time.monotonic()) >= self._due or fresh:
+        """How it goes, as of one moment: unless `fresh`, some seconds ago of more than `FEW` rollouts."""
+        if (now := time.monotonic()) >= self._due or fresh or self.figures.outcomes.total() <= FEW:
             self._rows = list(self._rows_now(now)) if self.figures.outcomes else []
             self._due = now + max(1.0, 50 * (time.monotonic() - now)) if self._rows else 0.0
         return self._rows
@@ -152,7 +156,7 @@ class RunningFigures:
         if unscored := [(kind, count) for kind, count in found.unscored.most_common() if self._asks_for(kind)]:
             of = f"{sum(count for _, count in unscored):,} of {found.outcomes.total():,}"
             yield "no score", f"{of}: {', '.join(f'{kind} {count:,}' for kind, count in unscored)}"
-        if cause := next(iter(self.causes), None):
+        if (cause := next(iter(self.causes), None)) and not cause.line:
             yield "because", _cut(str(cause), 160)
         if found.rollouts:
             rate = f"{found.sampled:,} in finished rollouts, {found.sampled / max(now - self._began, 1e-9):,.0f}/s"

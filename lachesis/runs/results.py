@@ -157,7 +157,7 @@ class RunResult:
             yield "beside", f"{beside} outside rollouts: of judges, or of rollouts that the environment dropped"
         yield from omitted_rows(sum(self.omitting))
         for name, value in summary.metrics.items():
-            yield name.replace("_", " "), f"{value:.3f}"
+            yield name, f"{value:.3f}"
         waiting = f", plus {summary.seconds_waiting:.1f} s waiting for servers and sandboxes"
         if max(summary.seconds_own, summary.seconds_waiting) >= 0.05:
             waited = waiting if summary.seconds_waiting >= 0.05 else ""
@@ -182,6 +182,9 @@ class RunResult:
     def next_steps(self) -> Iterator[str]:
         summary, files = self.summary, self.files
         if not summary.rollouts:
+            return
+        if not summary.scored and (line := next((cause.line for cause in self.figures.causes), "")):
+            yield f"correct {line}, then the same command"
             return
         yield f"{program()} view {quote(str(files.groups.parent))}   (every rollout, in the browser)"
         best = max(summary.rewards, default=0.0)
@@ -318,13 +321,13 @@ def print_result(console: Console, result: ShownResult) -> None:
     for row in rows:
         table.add_row(*map(escape, row))
     print_table(console, table)
+    for advice in result.advice():  # about the rewards, so it stands with the figures and not below the files
+        print_prose(console, advice, style="default")
     for label, path in paths:  # outside of the table: a path that is wrapped cannot be copied
         console.print(Text.assemble((f"{label:<{width}}  ", "bold"), path_link(path)), soft_wrap=True)
     for step, line in enumerate(result.next_steps()):
         if console.is_terminal and width + 2 + len(line) > console.width:
             line = folded(line, console.width - width - 2).replace("\n", f"\n{'':<{width + 2}}")
         console.print(Text.assemble((f"{'' if step else 'next':<{width}}  ", "bold"), line), soft_wrap=True)
-    for advice in result.advice():
-        print_prose(console, advice, style="default")
     for warning in result.warnings():
         print_prose(console, warning, style="yellow")

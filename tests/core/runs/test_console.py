@@ -19,7 +19,7 @@ from rich.text import Text
 
 from backends.text import counted
 from lachesis.cli import main as lachesis
-from lachesis.figures.running_figures import RunningFigures
+from lachesis.figures.running_figures import FEW, RunningFigures
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.rollout import Rollout
 from lachesis.runs import command_line as cli
@@ -93,6 +93,18 @@ def test_a_policy_that_raises_stands_with_its_line_and_count_under_one_group(
     assert f"1 of the groups had no scored rollout; {REPEATS}" in said and "start again" not in said
 
 
+async def test_a_reward_that_raises_is_explained_by_its_traceback_and_by_the_line_to_correct(tmp_path: Path) -> None:
+    class Raising(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return {}["answer"]
+
+    result = await process(Raising, tmp_path, does_nothing, total_steps=1)
+    said = shown(result)
+    assert re.search(r"^next +correct test_console\.py, line \d+, then the same command$", said, re.MULTILINE)
+    assert "lachesis view" not in said and "KeyError" in said
+    assert "because" not in dict(result.figures.rows(fresh=True)), "the run has printed the traceback"
+
+
 async def test_failures_that_may_pass_are_counted_by_cause_and_starting_again_is_advised(tmp_path: Path) -> None:
     result = await process(SortWords, tmp_path, lambda _: 503, total_steps=1)
     (cause,) = result.figures.causes
@@ -143,12 +155,13 @@ def test_the_mean_of_a_long_run_is_of_the_latest_items() -> None:
 
 def test_figures_that_stand_side_by_side_while_a_run_plays_are_of_one_moment() -> None:
     figures = RunningFigures()
-    for key, reward in (("a-1", 0.0), ("b-1", 1.0)):
-        figures.add("x", Rollout(key, key, 0, Outcome.COMPLETED, "", reward, None))
+    for number in range(1, FEW + 3):
+        figures.add("x", Rollout(f"{number}", f"{number}-1", 0, Outcome.COMPLETED, "", number % 2, None))
         rows = dict(figures.rows())
-        assert (rows["mean"][:5], rows["outcomes"]) == ("0.000", "completed 1"), "the mean is not taken each time"
+        taken = min(number, FEW)  # each time of few, so that it agrees with the count of the run
+        assert (rows["mean"][:5], rows["outcomes"]) == (f"{(taken + 1) // 2 / taken:.3f}", f"completed {taken}")
     rows = dict(figures.rows(fresh=True))
-    assert (rows["mean"][:5], rows["outcomes"]) == ("0.500", "completed 2")
+    assert (rows["mean"][:5], rows["outcomes"]) == ("0.500", f"completed {FEW + 2}")
     figures.add("x", Rollout("c", "c-1", 0, Outcome.MODEL_ERROR, "", 0.0, None))
     rows = dict(figures.rows(fresh=True))
     figures.figures.outcomes[Outcome.COMPLETED.value] = 1_843
@@ -463,6 +476,7 @@ async def test_rewards_that_are_all_nothing_lead_to_the_cause_that_the_outcomes_
         (tmp_path / name).mkdir()
     said = shown(await process(SortWords, tmp_path / "cut", cut_off, total_steps=1))
     assert "reward is 0.00: 2 of 2 rollouts were cut off: allow longer answers with --env.max_token_length (-t)" in said
+    assert said.index("every reward") < said.index("groups.jsonl") < said.index("next "), "the files stand below"
     said = shown(await process(SortWords, tmp_path / "idle", does_nothing, total_steps=1))
     assert "every reward is 0.00: read some rollouts" in said
 

@@ -60,7 +60,7 @@ async def test_named_rewards_are_a_weighted_sum_and_a_component_each_wherever_me
     assert result.summary.metrics == metrics
     with (tmp_path / "table.txt").open("w") as file:
         print_result(Console(file=file, width=100), result)
-    assert "reward/bytes written" in (tmp_path / "table.txt").read_text()
+    assert "reward/bytes_written" in (tmp_path / "table.txt").read_text()
     for shown in report_pages.rollouts(result.files.report.read_text()):
         assert all(name in shown for name in metrics)
 
