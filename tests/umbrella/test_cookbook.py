@@ -18,6 +18,8 @@ async def test_the_reference_policy_earns_everything(name: str, tmp_path: Path) 
     assert sandboxes() == set()
     if name == "guess_the_city.py":
         assert rollout["turns"] == 4, "Rome is the last of four"
+    if name == "cheapest.py":
+        assert rollout["tool_calls"] == 3, "the list of shops, then a price each"
     if name == "haiku.py":
         assert rollout["metrics"]["reward/characters"] == 35.0
 

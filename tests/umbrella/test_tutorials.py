@@ -16,7 +16,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 TUTORIALS = sorted(DOCS.glob("tutorial-*.md"))
 FILE = re.compile(r"^```py\n# (\w+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEP = re.compile(r"^```console\n(.*?)^```(?:\n\n(?:[^`\n].*\n|\n)*```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
-OF_THE_MODEL = ("lachesis eval sort_words.py -n 4 -t 64", "data/small", "lachesis eval tool_result -n 64")
+OF_THE_MODEL = ("lachesis eval sort_words.py -n 4 -t 16", "data/small", "lachesis eval tool_result -n 64")
 """In commands that sample from the embedded model, which takes long, or that read what it made."""
 CUT = "…"
 """Stands for the lines of an output that a page leaves out."""
