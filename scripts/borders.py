@@ -32,7 +32,7 @@ LIMITS = {
     "lachesis_messages": 4_840,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_180,
-    "lachesis_tokens": 13_720,  # credit by turn and in trees, the download of the embedded model
+    "lachesis_tokens": 13_800,  # credit by turn and in trees, the download of the embedded model
     "lachesis_tools": 5_910,  # tools of the web and on request, MCP servers, images, the browser
     "lachesis_train": 17_720,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
     "lachesis_view": 6_690,  # trees, items by samples, notes that stay with their rollouts, diffs, pages to send, SFT

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -359,6 +361,30 @@ async def test_a_body_that_cannot_be_unpacked_is_refused_in_the_form_of_the_rout
         async with client.http.post(url, data=b"{}", headers=headers, compress=False) as response:
             assert response.status == 400 and (await response.json())["type"] == "error"
         assert client.recording.refused and client.recording.error is None
+
+
+@pytest.mark.parametrize("packing", ["gzip", "deflate"])
+async def test_compressed_bodies_are_unpacked_one_at_a_time_and_up_to_the_limit(
+    packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lachesis_tokens.endpoint.endpoint._LARGEST_REQUEST", 1 << 20)
+    async with stack(policy=Scripted("Hi.")) as world, opened(world) as client:
+
+        async def sent(raw: bytes) -> int:
+            url, headers = f"{client.recording.base_url}/v1/chat/completions", {"Content-Encoding": packing}
+            async with client.http.post(url, data=raw, headers=headers) as response:
+                return response.status
+
+        pack = gzip.compress if packing == "gzip" else zlib.compress
+        raw = pack(json.dumps({"messages": [user("?")]}).encode())
+        async with client.recording.reading:
+            waiting = asyncio.create_task(sent(raw))
+            await asyncio.sleep(0.2)
+            assert not waiting.done() and not world.fake.requests
+        assert await waiting == 200
+        assert await sent(pack(b" " * (1 << 20) + b"{}")) == 413
+        assert await sent(raw[:-6]) == 400
+        assert client.recording.error is None
 
 
 def nested(depth: int) -> Any:

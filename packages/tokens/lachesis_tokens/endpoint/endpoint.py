@@ -7,6 +7,7 @@ import logging
 import re
 import secrets
 import socket
+import zlib
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any, Final, Unpack
@@ -124,7 +125,12 @@ class RecordingEndpoint(AsyncService):
         """Bind the port and start to answer."""
         # The low-level server: a route is one look-up, and there is no middleware.
         server = web.Server(
-            self._handle, request_factory=_large_request, access_log=None, logger=_log, handler_cancellation=True
+            self._handle,
+            request_factory=_large_request,
+            access_log=None,
+            logger=_log,
+            handler_cancellation=True,
+            auto_decompress=False,
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=0.2)
         await self._runner.setup()
@@ -184,13 +190,14 @@ class RecordingEndpoint(AsyncService):
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0  # the answer has not begun
         try:
-            if (request.content_length or _LARGEST_REQUEST) <= _LARGE_REQUEST:
+            packing = request.headers.get("Content-Encoding", "identity").lower()
+            if packing == "identity" and (request.content_length or _LARGEST_REQUEST) <= _LARGE_REQUEST:
                 body = load(await request.read())
             else:
                 async with recording.reading:
-                    body = load(await request.read())
+                    body = load(await _unpacked(await request.read(), packing))
         except web.HTTPRequestEntityTooLarge:
-            raise Refused(413, f"the body has more than {_LARGEST_REQUEST} bytes") from None
+            raise _too_large() from None
         except web.RequestPayloadError as error:
             raise Refused(400, f"the body cannot be read: {error}") from None
         if recording.closed:  # while the body came
@@ -278,6 +285,28 @@ def _over() -> Refused:
 def _large_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
     loop = asyncio.get_running_loop()
     return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=_LARGEST_REQUEST)
+
+
+async def _unpacked(body: bytes, packing: str) -> bytes:
+    """The body without its compression, unpacked in a thread and only up to the limit. Raises `Refused`."""
+    if packing == "identity":
+        return body
+    if packing not in ("gzip", "x-gzip", "deflate"):
+        raise Refused(415, f"Content-Encoding is {packing!r}; supported are gzip and deflate")
+    unpacking = zlib.decompressobj(47)  # of both formats
+    try:
+        unpacked = await asyncio.to_thread(unpacking.decompress, body, _LARGEST_REQUEST + 1)
+    except zlib.error as error:
+        raise Refused(400, f"the body cannot be unpacked: {error}") from None
+    if len(unpacked) > _LARGEST_REQUEST:
+        raise _too_large()
+    if not unpacking.eof:
+        raise Refused(400, "the body cannot be unpacked: its end is missing")
+    return unpacked
+
+
+def _too_large() -> Refused:
+    return Refused(413, f"the body has more than {_LARGEST_REQUEST} bytes")
 
 
 def models(names: list[str]) -> JSON:
