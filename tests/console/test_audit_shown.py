@@ -17,11 +17,23 @@ from lachesis_console.verbs.audit import print_audit
 CHEAT = "cheat: a conftest.py that skips all tests"
 
 
-def shown(findings: Sequence[AuditFinding], *, width: int = 0, every: bool = False) -> str:
-    plays = [AuditPlay(0, "reference", "first", 1.0), AuditPlay(0, CHEAT, "first", 1.0)]
-    plays += [AuditPlay(0, f"answer: {word}", "first", 0.0) for word in ("7", "A", "no")]
-    plays += [AuditPlay(0, "noise: huge text", "first", None)]
-    found = Audit("env.py", 0.0, 1.0, findings, plays, EnvironmentFacts(), {})
+PLAYS = [
+    AuditPlay(0, "reference", "first", 1.0),
+    AuditPlay(0, CHEAT, "first", 1.0),
+    *(AuditPlay(0, f"answer: {word}", "first", 0.0) for word in ("7", "A", "no")),
+    AuditPlay(0, "noise: huge text", "first", None),
+]
+
+
+def shown(
+    findings: Sequence[AuditFinding],
+    plays: Sequence[AuditPlay] = PLAYS,
+    *,
+    left_out: Sequence[str] = (),
+    width: int = 0,
+    every: bool = False,
+) -> str:
+    found = Audit("env.py", 0.0, 1.0, findings, plays, EnvironmentFacts(left_out=[*left_out]), {})
     console = Console(file=io.StringIO(), width=width or 80, force_terminal=bool(width), color_system=None)
     print_audit(console, found, every=every)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
@@ -29,13 +41,34 @@ def shown(findings: Sequence[AuditFinding], *, width: int = 0, every: bool = Fal
 
 def cheats() -> AuditFinding:
     evidence = map_shown([AuditPlay(0, CHEAT, "first", 1.0, turns=[{"text": "Done.", "calls": []}])])
-    return AuditFinding("cheat-passes", "error", f"{CHEAT}: full marks on 2 items", evidence)
+    findings = Findings()
+    findings.add("cheat-passes", "error", f"{CHEAT}: full marks on 2 items", evidence)
+    return findings.found[0]
 
 
 def test_the_first_line_is_the_verdict() -> None:
     note = AuditFinding("duplicates", "note", "2 items are there twice")
     assert shown([cheats(), note]).splitlines()[0] == "env.py: 1 error, 1 note in 6 policies, 6 rollouts"
     assert shown([]).splitlines()[0] == "env.py: nothing found in 6 policies, 6 rollouts"
+
+
+def test_the_verdict_says_what_was_not_looked_at_and_that_nothing_had_a_score() -> None:
+    said = shown([], [AuditPlay(0, "nothing", "first", None)], left_out=["the reference policy: there is none"])
+    assert (
+        said.splitlines()[0] == "env.py: nothing found in 1 policy, 1 rollout; 1 not looked at; no rollout had a score"
+    )
+    assert shown([], []).splitlines()[0] == "env.py: nothing found in 0 policies, 0 rollouts; no rollout had a score"
+
+
+def test_every_policy_of_a_finding_is_one_of_it_and_a_missing_score_is_said() -> None:
+    failed = [AuditPlay(0, f"answer: {number}", "first", None) for number in range(8)]
+    findings = Findings()
+    findings.add("unscored", "warning", "8 policies: 8 rollouts without a score", map_shown(failed))
+    flaky = [AuditPlay(at, "noise: flaky", "first", 0.0 if at else None) for at in range(3)]
+    said = shown(findings.found, [*PLAYS, *failed, *flaky])
+    assert len(findings.found[0].to_record()["evidence"]) == 5 and "policies" not in findings.found[0].to_record()
+    assert "1 with a score in some rollouts only (3 rollouts)" in said and "1 with no score (1 rollout)" in said
+    assert all(f"\nanswer: {number} " in said for number in range(8))
 
 
 @pytest.mark.parametrize("width", [50, 80, 140])

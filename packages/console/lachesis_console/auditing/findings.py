@@ -16,7 +16,7 @@ NEXT_STEPS: Final[Mapping[str, str]] = {
     "cheat-passes": "score in a place that the agent cannot write, such as ctx.seal or ctx.judge_pytest",
     "constant-answer": "balance the answers of the items, or give no reward for this answer",
     "destroying-passes": "check also that what has to stay is there, and score 0 where a file is missing or empty",
-    "duplicates": "remove items that are there twice",
+    "duplicates": "remove items that are there twice; those that a generator draws again now and then may stay",
     "echo-passes": "let the reward read the final answer only, not any text that contains the right one",
     "empty-prompt": "let format_prompt return the task; see that its field of the data set has a value",
     "ends-process": "raise an exception instead of ending the process",
@@ -79,14 +79,18 @@ class AuditFinding:
     said: str
     """What was seen, with counts."""
     evidence: Sequence[Mapping[str, Any]] = ()
-    """`item`, `policy`, `reward`, `text`, as far as they apply."""
+    """`item`, `policy`, `reward`, `text`, as far as they apply: of five cases."""
+    policies: frozenset[str] = frozenset()
+    """Those of all cases."""
 
     @property
     def next_step(self) -> str:
         return NEXT_STEPS[self.code]
 
     def to_record(self) -> dict[str, Any]:
-        return {**asdict(self), "evidence": list(self.evidence), "next_step": self.next_step}
+        record = {**asdict(self), "evidence": list(self.evidence), "next_step": self.next_step}
+        del record["policies"]  # those of a longer list than the record has
+        return record
 
     def __str__(self) -> str:
         return self.said
@@ -100,7 +104,8 @@ class Findings:
 
     def add(self, code: str, severity: Severity, said: str, evidence: Sequence[Mapping[str, Any]] = ()) -> None:
         assert code in NEXT_STEPS, code
-        self.found.append(AuditFinding(code, severity, said, tuple(evidence)[:5]))
+        policies = frozenset(str(seen["policy"]) for seen in evidence if "policy" in seen)
+        self.found.append(AuditFinding(code, severity, said, tuple(evidence)[:5], policies))
 
     def has(self, *codes: str) -> bool:
         return any(each.code in codes for each in self.found)

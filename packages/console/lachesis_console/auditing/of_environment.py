@@ -105,7 +105,7 @@ def _prompts(plays: Sequence[AuditPlay], facts: EnvironmentFacts, findings: Find
     if not same:
         near = Counter(re.sub(r"\d+", "#", text.lower()) for text in by_text)
         count = sum(each - 1 for each in near.values())
-        if count:
+        if count and not facts.prepares:  # the sandboxes of such items differ
             findings.add("duplicates", "note", f"{count} of {len(by_text)} prompts differ from another in numbers only")
     elif len(by_text) == 1 or any(len({digests[at] for at in places}) > 1 for places in same.values()):
         code, severity = ("prompts-alike", "note") if facts.has_turns else ("duplicates", "warning")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--item-seconds", type=float, default=60.0, metavar="S", help="time limit of a rollout (default: 60)"
     )
     parser.add_argument(
-        "--seconds", type=float, default=600.0, metavar="S", help="time limit of the audit (default: 600)"
+        "--seconds", type=float, default=600.0, metavar="S", help="time limit of all rollouts (default: 600)"
     )
     parser.add_argument(
         "--context", type=int, default=32768, metavar="N", help="longest prompt, in tokens (default: 32768)"
@@ -65,6 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from lachesis_console.auditing.report import audit
 
     console, beside = Console(emoji=False), Console(emoji=False, stderr=True)
+    shown = time.monotonic()
+
+    def progress(said: str, played: int) -> None:
+        nonlocal shown
+        status.update(text := f"{played} rollouts, now {said}")
+        if not beside.is_terminal and time.monotonic() - shown > 60:  # without a terminal, a line a minute
+            shown = time.monotonic()
+            print_prose(beside, text)
+
     with beside.status("starting") as status:
         found = audit(
             given.environment,
@@ -73,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             item_seconds=given.item_seconds,
             seconds=given.seconds,
             context=given.context,
-            progress=lambda said, played: status.update(f"{played} rollouts, now {said}"),
+            progress=progress,
         )
     if given.json is not None:
         given.json.write_text(json.dumps(found.to_record(), indent=1, ensure_ascii=False) + "\n")
@@ -87,6 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_audit(console, found, every=given.all)
     if given.json is not None and found.findings:
         print_prose(console, f"next  {program()} view {quote(str(given.json))}   (the rollouts of each)", style="dim")
+    elif not found.exit_code:
+        line = f"next  {program()} eval {quote(given.environment)} -n 20 -m MODEL -b URL   (a model, on 20 items)"
+        print_prose(console, line, style="dim")
     return found.exit_code
 
 
@@ -109,9 +122,12 @@ def _print_verdict(console: Console, found: Audit, policies: int) -> None:
     said = ", ".join(counted(kinds[name], name) for name in _COLOURS if kinds[name])
     kind = "policy" if policies == 1 else "policies"
     where = f"in {policies} {kind}, {counted(len(found.plays), 'rollout')}"
+    missing = [f"{len(found.facts.left_out)} not looked at"] if found.facts.left_out else []
+    if all(play.reward is None for play in found.plays):
+        missing.append("no rollout had a score")
     worst = next((name for name in _COLOURS if kinds[name]), "")
-    style = f"bold {_COLOURS.get(worst, 'green')}"
-    print_prose(console, f"{found.target}: {said or 'nothing found'} {where}", style=style)
+    style = f"bold {_COLOURS[worst] if worst else 'default' if missing else 'green'}"
+    print_prose(console, "; ".join([f"{found.target}: {said or 'nothing found'} {where}", *missing]), style=style)
 
 
 def _print_finding(console: Console, finding: AuditFinding) -> None:
@@ -140,7 +156,7 @@ def _print_policies(
     console: Console, found: Audit, by_policy: Mapping[str, Sequence[AuditPlay]], *, every: bool
 ) -> None:
     """A row for each policy of a finding and for what they are compared with, and a line for all others."""
-    named = {str(seen.get("policy")) for each in found.findings for seen in each.evidence} | _ALWAYS
+    named = _ALWAYS.union(*(each.policies for each in found.findings))
     rows = [name for name in by_policy if every or name in named]
     table = Table("policy", "rollouts", "mean reward", "lowest", "highest", "no score", "s", box=None, pad_edge=False)
     for name in rows:
@@ -154,8 +170,12 @@ def _print_policies(
     others: dict[str, list[int]] = defaultdict(list)
     for name, played in by_policy.items():
         if name not in rows:
-            scores = {play.reward for play in played if play.reward is not None}
-            said = f"reward {scores.pop():g}" if len(scores) == 1 else "other rewards" if scores else "no score"
+            scores = {play.reward for play in played}
+            said = "other rewards" if scores != {None} else "no score"
+            if None in scores and len(scores) > 1:
+                said = "a score in some rollouts only"
+            elif len(scores) == 1 and (score := scores.pop()) is not None:
+                said = f"reward {score:g}"
             others[said].append(len(played))
     listed = (f"{len(counts)} with {said} ({counted(sum(counts), 'rollout')})" for said, counts in others.items())
     if others:
