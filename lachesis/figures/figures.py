@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -57,7 +57,9 @@ class Figures:
         self._first_version: str | None = None
         self._trains = False
         """Whether other weights than the first ones sampled something."""
-        self._metrics: dict[str, dict[str, list[float]]] = {}
+        self._metrics: dict[str, ItemValues] = {}
+        self._numbers: dict[str, int] = {}
+        """The number of each item, by its key."""
         self._weights: dict[str, float] = {}
         self._exclusions = Exclusions()
         self._priced, self._cost, self._without_cost = False, 0.0, 0
@@ -133,7 +135,8 @@ class Figures:
         for place, name in enumerate(("seconds_own", "seconds_waiting")):
             self._seconds[place] += rollout.get(name, 0.0)
         for name, value in rollout["metrics"].items() if self._whole else ():
-            self._metrics.setdefault(name, {}).setdefault(item, []).append(value)
+            number = self._numbers.setdefault(item, len(self._numbers))
+            self._metrics.setdefault(name, ItemValues()).add(number, value)
         self._weights |= rollout.get("reward_weights") or {}
 
     @property
@@ -183,13 +186,30 @@ class Figures:
             repaired=self.repaired,
             tool_failures=self.tool_failures,
             unlearns_calls=self.repaired.alarm if self._trains else "",
-            metrics={name: mean_of([*map(mean_of, of.values())]) for name, of in sorted(self._metrics.items())},
-            metric_scores={name: list(of.values()) for name, of in self._metrics.items()},
+            metrics={name: mean_of([*map(mean_of, of)]) for name, of in sorted(self._metrics.items())},
+            metric_scores=dict(self._metrics),
             weights=dict(self._weights),
             exclusion=self._exclusions.result() if tests else self._exclusions.rates(),
             scores=dict(sorted(self.scores.items())),
             category_of=dict(self._categories),
         )
+
+
+class ItemValues:
+    """Values of rollouts in 16 bytes each. Iterating gives those of each item: there may be many metrics of many."""
+
+    def __init__(self) -> None:
+        self._items, self._values = array("L"), array("d")
+
+    def add(self, item: int, value: float) -> None:
+        self._items.append(item)
+        self._values.append(value)
+
+    def __iter__(self) -> Iterator[list[float]]:
+        found: dict[int, list[float]] = {}
+        for item, value in zip(self._items, self._values, strict=True):
+            found.setdefault(item, []).append(value)
+        return iter(found.values())
 
 
 def _completions(discarded: Sequence[Mapping[str, Any]]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -92,7 +92,7 @@ class Summary:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Means of reward components and of the environment's metrics, over the rollouts that have them: as of the reward,
     of each item first. So the mean reward is the sum of its components' means, each times its weight."""
-    metric_scores: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    metric_scores: Mapping[str, Iterable[Sequence[float]]] = field(default_factory=dict)
     """What these are the means of: the values of each item's rollouts."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Of the components in the reward, by name, where it is their sum."""

@@ -313,7 +313,7 @@ def _components(summary: Summary) -> list[tuple[str, float | None, Mean, bool]]:
         name = recorded.removeprefix(COMPONENT)
         of_reward = name != recorded
         weight = summary.weights.get(name) if of_reward else None
-        found.append((name, weight, mean_over_items(scores), of_reward))
+        found.append((name, weight, mean_over_items([*scores]), of_reward))
     return sorted(found, key=lambda each: -abs(each[1] or 0.0))
 
 
