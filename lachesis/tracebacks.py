@@ -72,7 +72,7 @@ def explained(error: BaseException) -> str:
     """The headline, then the author's lines; several lines."""
     trace = traceback.TracebackException.from_exception(error, compact=True)
     refused = _is_refusal(error)
-    if refused:
+    if refused and not _has_own_lines(error.__cause__ or error.__context__):
         trace.__cause__ = trace.__context__ = None
     chain = _chain(trace)
     expected = refused or _is_ours(error) or (isinstance(error, OSError | TypeError) and bool(guess(error)))
@@ -172,6 +172,13 @@ def _is_refusal(error: BaseException) -> bool:
     file = frame.f_code.co_filename
     of_ours = file.startswith(ours.folders()) and not file.startswith(_ENVIRONMENTS)
     return of_ours and linecache.getline(file, number).lstrip().startswith("raise ") and bool(place(error))
+
+
+def _has_own_lines(error: BaseException | None) -> bool:
+    """Whether a file of the author's, and of no library, is among the places that an exception went through."""
+    frames = traceback.walk_tb(None if error is None else error.__traceback__)
+    files = {frame.f_code.co_filename for frame, _ in frames}
+    return any(is_of_an_author(file) and "-packages/" not in file and file[:1] != "<" for file in files)
 
 
 def _text(error: BaseException) -> str:

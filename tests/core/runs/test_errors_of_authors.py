@@ -21,6 +21,7 @@ from lachesis.runs.own_process import run
 from lachesis.tracebacks import explained, guess, near_module
 from lachesis_client.errors import InferenceError
 from lachesis_messages.records.jsonl import JsonlError, JsonlWriter
+from lachesis_tools import tool
 from tests.support.small_envs import SortWords, does_nothing, lines, served
 
 OURS = ("/lachesis/runs/", "/lachesis/rewards/", "/lachesis/loop/", "asyncio/")
@@ -35,6 +36,23 @@ def caught(function: Callable[..., Any], *arguments: Any) -> BaseException:
     with pytest.raises(BaseException) as found:  # any
         function(*arguments)
     return found.value
+
+
+class Unit:
+    """A type of an author whose schema cannot be made."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        raise TypeError("a unit has no schema yet")
+
+
+def test_the_line_that_raised_below_a_refusal_is_shown() -> None:
+    async def weigh(unit: Unit) -> str:
+        """Weigh a thing."""
+        return ""
+
+    shown = explained(caught(lambda: tool(toolset="scales")(weigh).parameters))
+    assert "a unit has no schema yet" in shown and "in __get_pydantic_core_schema__" in shown
 
 
 def stops(_: Any) -> Any:
