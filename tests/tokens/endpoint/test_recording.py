@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import json
 import zlib
@@ -253,6 +254,24 @@ async def test_the_sampled_tokens_of_a_rollout_have_a_limit() -> None:
         assert status == 403 and "30 sampled tokens" in answer["error"]["message"]
         assert sum(len(response.tokens or ()) for response in client.recording.completions()) == 30
         assert client.recording.limit
+
+
+@pytest.mark.parametrize(
+    ("error", "of_the_machine"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), True),
+        (MemoryError(), True),
+        (OSError("not an image"), False),  # as pillow says of the bytes of a request
+        (KeyError("role"), False),
+    ],
+)
+async def test_a_machine_that_fails_is_told_from_a_request_that_cannot_be_read(
+    error: Exception, of_the_machine: bool
+) -> None:
+    async with stack(policy=Scripted("Hi.")) as world, opened(world) as recording:
+        assert (await recording.post([user("?")]))[0] == 200
+        recording.recording.failed(error)
+        assert (recording.recording.error is error) is of_the_machine
 
 
 async def test_only_requests_that_are_answered_count_as_such() -> None:

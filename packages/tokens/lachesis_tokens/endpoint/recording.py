@@ -459,10 +459,11 @@ class Recording:
 
         What a request says is the client's: a program could otherwise send nonsense so as not to be scored. Where no
         request at all was answered, the settings may be wrong. Servers fail with an `InferenceError`, and machines
-        with an `OSError` or without memory: any other error is a defect of this code that a request met, and is logged
-        once for a rollout, with its traceback.
+        with an error number or without memory: any other error is a defect of this code that a request met, and is
+        logged once for a rollout, with its traceback.
         """
-        is_defect = not isinstance(error, InferenceError | OSError | MemoryError)
+        of_machine = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None)
+        is_defect = not isinstance(error, InferenceError) and not of_machine
         if is_defect:
             if not self._has_defect:
                 _log.error("the endpoint failed at a request of a rollout, which goes on", exc_info=error)
