@@ -22,10 +22,10 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 19_030,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
-    "lachesis": 19_620,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
+    "lachesis": 19_690,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
     "lachesis_client": 2_960,  # streams
     "lachesis_compat": 5_340,  # tools.web_tools and others, the agent under its old name, tool backends
-    "lachesis_console": 7_830,  # the plays and findings of the audit, chats that lose nothing, also behind summaries
+    "lachesis_console": 7_850,  # the plays and findings of the audit, chats that lose nothing, also behind summaries
     "lachesis_data": 6_740,
     "lachesis_doors": 4_900,  # tokens for two trainers, and what they may not train; without the client of MCP
     "lachesis_envs": 9_640,  # web_research, browser_tasks, the maze, word problems of the demo

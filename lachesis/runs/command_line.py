@@ -264,14 +264,15 @@ def _servers(
                 text = f"{given['base_url']} is the policy server of a training run: {shown}"
                 Console(emoji=False, stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
         values = {**base, **chosen, **from_flags}
-        server = None
+        checked = list[ServerConfig]()
         with problems.collected():
             reject_unknown("openai.", values, ServerConfig.model_fields, origins, {"env": of_env})
         with problems.collected():
             values = {name: value for name, value in values.items() if name in ServerConfig.model_fields}
-            server = validate_settings(ServerConfig, values, "openai", origins)
-        if server is None:
+            checked = [validate_settings(ServerConfig, values, "openai", origins)]
+        if not checked:
             continue
+        (server,) = checked
         if server.model_name not in own_models and "tokenizer_name" not in {**chosen, **from_flags}:
             other = names_tokenizer or is_local_model(server)
             server.tokenizer_name = "none" if other else server.model_name
