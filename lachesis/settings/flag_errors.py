@@ -14,7 +14,8 @@ def in_our_words(message: str, parser: argparse.ArgumentParser) -> str:
     actions = {"/".join(action.option_strings) or _named(action): action for action in parser._actions}
     if found := re.match(r"the following arguments are required: (.*)", message):
         needed = [_named(actions[name]) if name in actions else name for name in found[1].split(", ")]
-        return f"{parser.prog} needs {' and '.join(needed)}"
+        *most, last = needed
+        return f"{parser.prog} needs {', '.join(most)}{' and ' if most else ''}{last}"
     if found := re.match(r"one of the arguments (.*) is required", message):
         return f"{parser.prog} needs one of {', '.join(_without_doubles(found[1].split()))}"
     if found := re.match(r"unrecognized arguments: (\S+)", message):

@@ -55,7 +55,7 @@ def test_a_command_line_that_cannot_be_read_has_the_same_prefix(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("export", "lachesis export needs RUN and --format NAME and --out FILE; for example: lachesis export data/run"),
+        ("export", "lachesis export needs RUN, --format NAME and --out FILE; for example: lachesis export data/run"),
         ("report", "lachesis report needs RUN; for example: lachesis report data/gsm8k"),
         ("export run --format", "--format needs a value: --format NAME"),
         ("view --prot 1", "unknown flag --prot; did you mean --port?"),
