@@ -178,7 +178,7 @@ def test_commands_of_a_chat_with_a_model(tmp_path: Path) -> None:
     typed = "/help\n/tools\n/reward\n/usage\n/history\n/undo\n/retry\n/nope\n/undo x\n/save {}\n/branch b\n/quit\n"
     typed = typed.replace("{}", str(tmp_path / "saved.json"))
     said = chat(tmp_path, "tool_result", "-m", "reference", "--session", "a", "-o", f"{tmp_path}/run", typed=typed)
-    assert "look_up(part)" in said and "reward 1 (call 0.25, answer 0.75)" in said
+    assert "look_up(part)" in said and "reward 1 (call 1, answer 1)" in said
     assert "there is no command /nope" in said and "invalid literal for int()" in said
     assert said.count("agent: 291") == 2
     [record] = records(tmp_path / "run")

@@ -83,7 +83,7 @@ def test_every_kind_of_planted_secret_is_found_by_who_may_see_it(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "required: --backend"),
+        ([], "needs --backend"),
         (["--backend", "local", "--backend", "ssh"], "exactly one --backend"),
         (["--backend", "local", "--only", "no-such"], "no attack has no-such in its name"),
     ],

@@ -222,14 +222,14 @@ def test_no_text_stops_the_reader(text: str, number: int) -> None:
 
 
 def test_long_and_deep_texts_are_read_in_no_time() -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     for text in ("\\boxed{" * 50_000, "\\boxed{" * 50_000 + "}" * 50_000, "\\boxed" + " " * 200_000, "{" * 200_000):
         boxed(text)
     for text in ("1 " * 150, " " * 300, "a " * 149 + "!", "1" * 300, "$" * 300, "\\text{" * 50, "1" + " ab" * 99 + "!"):
         as_number(text)
         math_answer._contradicts(text, Fraction(1))
         math_answer._words(text)
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 30, "what takes quadratic time takes minutes"
 
 
 async def test_a_percentage_is_its_number_and_no_share(verifier: MathVerifier) -> None:
