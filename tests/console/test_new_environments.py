@@ -69,7 +69,7 @@ def test_one_environment_is_measured_and_played_again_with_other_settings_in_a_f
     assert {str(path.parent) for path in Path("data").rglob("metrics.json")} == {"data/short/eval", "data/short/eval-2"}
     said = " ".join(capsys.readouterr().err.split())
     assert "(max_agent_turns: 8 then, 5 now), so this run writes to data/short/eval-2" in said
-    assert "continuing data/short/eval-2/samples.jsonl: 1 sample done" in said
+    assert "continuing data/short/eval-2/samples.jsonl: 1 rollout done" in said
     for rollouts in ("1", "2"):
         assert main(["process", "short.py", "-m", "reference", "-n", "1", "-r", rollouts]) == 0
     assert folders("groups.jsonl") == {"data/short": 1, "data/short-2": 1}
