@@ -574,7 +574,11 @@ def test_components_and_metrics_have_means_and_curves_whatever_their_names_and_v
     path.write_text("".join(json.dumps(group) + "\n" for group in groups))
     with indexed(root) as index:
         assert index.unread == 0
-        means = dict(index.metrics(["mixed", "other"]))
+        means = {
+            name: [(each.mean if count else None, count) for each, count in of]
+            for name, _, of in index.measured(["mixed", "other"])
+        }
+        assert [*means] == index.metric_names(["mixed", "other"])
         assert [*means][:3] == ["reward/right", "metric/outcomes, share", "metric/turns"], "most frequent first"
         assert means["reward/right"] == [(1.0, 6), (None, 0)] and means["metric/turns"] == [(3e99, 6), (None, 0)]
         assert means["metric/half ? "] == [(0.5, 4), (None, 0)] and means["metric/"] == [(1.0, 4), (None, 0)]

@@ -48,7 +48,7 @@ def curves(index: Index, runs: Sequence[str], over: str) -> list[dict[str, Any]]
     label, x, y, and where there is an interval its ends; of an outcome, the `kind` that its colour is of. The y of a
     `share` is 0 to 1."""
     charts: dict[str, list[dict[str, Any]]] = {}
-    names = [] if over == "step" else [name for name, _ in index.metrics(runs)[:SHOWN]]
+    names = [] if over == "step" else index.metric_names(runs)[:SHOWN]
     for run in runs:
         lines = _of_steps(index.steps(run)) if over == "step" else _of_groups(index.history(run), over, names)
         for title, line in lines:

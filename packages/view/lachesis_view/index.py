@@ -24,7 +24,7 @@ from lachesis_view.files import locks_of, written_now
 from lachesis_view.filters import Filter
 from lachesis_view.followed_files import COLUMNS, FollowedFiles
 from lachesis_view.html.rollout import COMPONENT, last_words
-from lachesis_view.metrics import mean, most_frequent
+from lachesis_view.metrics import most_frequent
 from lachesis_view.names import group_name, places_of
 from lachesis_view.reports.training import environments, on_files
 from lachesis_view.reports.verdict import PARTS, REWARD, mean_of_steps
@@ -262,36 +262,28 @@ class Index(FollowedFiles):
         rows = self.ask("SELECT tag, note FROM notes WHERE run = ? AND number = ? AND n = ?", run, number, n)
         return {"tags": [tag for tag, _ in rows if tag], "note": "".join(note for _, note in rows)}
 
-    def metrics(self, runs: Sequence[str]) -> list[tuple[str, list[tuple[float | None, int]]]]:
-        """Components of rewards and metrics of environments, the most frequent first: the name; for each run
-        the mean over the rollouts that have it, and how many these are."""
-        found: dict[str, list[list[float]]] = {}
-        for place, run in enumerate(runs):
-            query = "SELECT metrics FROM rollouts WHERE run = ? AND metrics IS NOT NULL"
-            for (metrics,) in self._database.execute(query, (run,)):
-                for name, value in orjson.loads(metrics).items():
-                    if name not in found:
-                        found[name] = [[] for _ in runs]
-                    found[name][place].append(value)
-        names = most_frequent({name: sum(map(len, of_runs)) for name, of_runs in found.items()})
-        return [(name, [(mean(values), len(values)) for values in found[name]]) for name in names]
+    def metric_names(self, runs: Sequence[str]) -> list[str]:
+        """Components of rewards and metrics of environments, the most frequent first."""
+        return _names(self._by_item(runs))
 
     def measured(self, runs: Sequence[str]) -> list[tuple[str, float | None, list[tuple[Mean, int]]]]:
-        """Components of the reward and metrics, in the order of `metrics`: the name; the weight in the reward of the
-        last run, or None; and of each run the mean over items, for a component with its interval, and how many rollouts
-        have it."""
+        """Components and metrics, as in `metric_names`: the name; the weight in the reward of the last run, or None;
+        and of each run the mean over items, for a component with its interval, and how many rollouts have it."""
+        found, weights = self._by_item(runs), self._weights(runs[-1])
+        return [
+            (name, weights.get(name), [(_mean(of, name), sum(map(len, of.values()))) for of in found[name]])
+            for name in _names(found)
+        ]
+
+    def _by_item(self, runs: Sequence[str]) -> dict[str, list[dict[str, list[float]]]]:
+        """The values of components and metrics by name: of each run, those of its items."""
         found: dict[str, list[dict[str, list[float]]]] = {}
         for place, run in enumerate(runs):
             query = "SELECT item, metrics FROM rollouts WHERE run = ? AND metrics IS NOT NULL"
             for item, metrics in self._database.execute(query, (run,)):
                 for name, value in orjson.loads(metrics).items():
                     found.setdefault(name, [{} for _ in runs])[place].setdefault(item, []).append(value)
-        weights = self._weights(runs[-1])
-        names = most_frequent({name: sum(len(v) for of in each for v in of.values()) for name, each in found.items()})
-        return [
-            (name, weights.get(name), [(_mean(of, name), sum(map(len, of.values()))) for of in found[name]])
-            for name in names
-        ]
+        return found
 
     def _weights(self, run: str) -> dict[str, float]:
         """Of the components in the reward, as the latest rollout with one records them."""
@@ -356,6 +348,12 @@ class Index(FollowedFiles):
             parsed(row[0])
             for row in self._database.execute("SELECT line FROM steps WHERE run = ? ORDER BY step", (run,))
         ]
+
+
+def _names(found: Mapping[str, Sequence[Mapping[str, Sequence[float]]]]) -> list[str]:
+    return most_frequent(
+        {name: sum(len(values) for of in runs for values in of.values()) for name, runs in found.items()}
+    )
 
 
 def _mean(of_items: Mapping[str, Sequence[float]], name: str) -> Mean:
