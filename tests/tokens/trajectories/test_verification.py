@@ -624,6 +624,8 @@ def test_nothing_to_verify_is_told_from_wrong(tmp_path: Path, capsys: pytest.Cap
     assert main(["verify", "--json", str(phase_1)]) == 2
     [said] = json.loads(capsys.readouterr().out)["files"]
     assert said["empty"] and not said["ok"]
+    lost = write(tmp_path / "lost.jsonl", {**group(), "samples": [], "line_digest": "0" * 32})
+    assert main(["verify", str(lost)]) == 1, "that all samples of a run with tokens are gone is wrong, not nothing"
     torn = write(tmp_path / "torn.jsonl", '{"samples": [')
     assert main(["verify", str(torn)]) == 1, "a file whose lines cannot be read is wrong, not empty"
 
