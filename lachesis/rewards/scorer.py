@@ -4,7 +4,8 @@ a thread where they are plain functions."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -112,7 +113,12 @@ class Scorer:
     ) -> None:
         context = self.context_class(session, registry, shared=SharedState(before_agent=True))
         limit = TimeLimit("the set-up of the sandbox", "setup_timeout", self.setup_timeout, [context], agents=False)
-        await self._prepare(limit, sandbox_files, item, then=partial(_put, session, context, defined_at(sandbox_files)))
+
+        async def put(files: Any, source: str) -> None:
+            with _placed(sandbox_files):
+                await _put(session, context, files, source)
+
+        await self._prepare(limit, sandbox_files, item, then=put)
         await self._prepare(limit, setup_sandbox, item, context)
 
     async def _open_session(self, function: Callable[..., Any], item: Any, tools: ToolSession) -> None:
@@ -216,7 +222,7 @@ class Scorer:
                 given = finite_number(given, f"{source} returned")
             return checked_reward(given, turns=result.turns_used, source=source)
 
-        asked = _Asked(source, function, (result, context), [context], about, _placed(checked, function))
+        asked = _Asked(source, function, (result, context), [context], about, checked)
         return await self._judged(asked, item, limit)
 
     async def _judged(self, asked: _Asked[T], item: Any, limit: TimeLimit) -> Scored[T]:
@@ -249,7 +255,9 @@ class Scorer:
         scope = self._scope(asked.source, asked.function, watch)
 
         async def call() -> T:
-            return asked.checked(await self._call(scope, asked.function, item, *asked.arguments))
+            given = await self._call(scope, asked.function, item, *asked.arguments)
+            with _placed(asked.function):
+                return asked.checked(given)
 
         scored = await timed_call(call, limit, scope)
         if scored.error is None or not scored.raised:
@@ -288,7 +296,7 @@ class Scorer:
         turns = [result.turns_used for result in results]
 
         checked = partial(checked_group, turns=turns, source=source)
-        asked = _Asked(source, function, (list(results), list(contexts)), contexts, about, _placed(checked, function))
+        asked = _Asked(source, function, (list(results), list(contexts)), contexts, about, checked)
         scored = await self._judged(asked, item, TimeLimit("the reward", "reward_timeout", self.timeout, contexts))
         if scored.value is None or not self.named:
             return scored
@@ -331,32 +339,27 @@ class Scorer:
         return await given
 
 
-def _placed(check: Callable[[Any], T], function: RewardFunction) -> Callable[[Any], T]:
-    """`check`, whose refusals name the place of what returned the value."""
-
-    def checked(given: Any) -> T:
-        try:
-            return check(given)
-        except RewardError as error:
-            raise RewardError(f"{error}{defined_at(function)}") from None
-
-    return checked
+@contextmanager
+def _placed(function: Callable[..., Any]) -> Iterator[None]:
+    """A refusal of what a function returned names the function's place."""
+    try:
+        yield
+    except RewardError as error:
+        raise RewardError(f"{error}{defined_at(function)}") from None
 
 
-async def _put(session: ToolSession, context: ToolContext, place: str, files: Any, source: str) -> None:
+async def _put(session: ToolSession, context: ToolContext, files: Any, source: str) -> None:
     """Write what `sandbox_files` returned. Raises RewardError for paths outside the workspace."""
     if not isinstance(files, Mapping):
-        raise RewardError(f"{source} returned {files!r}; it must be a mapping of paths to text, bytes or a Path{place}")
+        raise RewardError(f"{source} returned {files!r}; it must be a mapping of paths to text, bytes or a Path")
     workspace = (await session.sandbox()).workdir.rstrip("/") + "/"
     for path, content in files.items():
         if not isinstance(path, str) or not isinstance(content, str | bytes | Path):
-            raise RewardError(
-                f"{source}: {path!r} is {type(content).__name__}; a path has text, bytes or a Path{place}"
-            )
+            raise RewardError(f"{source}: {path!r} is {type(content).__name__}; a path has text, bytes or a Path")
         inside = await session.path(path)
         if not f"{inside}/".startswith(workspace):
             raise RewardError(
-                f"{source}: {path!r} is {inside}, outside the workspace {workspace}; write it in setup_sandbox{place}"
+                f"{source}: {path!r} is {inside}, outside the workspace {workspace}; write it in setup_sandbox"
             )
         if isinstance(content, Path):
             await (context.upload_dir if content.is_dir() else context.upload_file)(content, inside)
