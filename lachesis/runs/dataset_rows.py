@@ -19,7 +19,7 @@ class DatasetError(LachesisError):
     """A dataset cannot be used; the message names the place and the next step."""
 
 
-class NoSuchDataset(DatasetError):
+class WrongDataset(DatasetError):
     """The settings name one that does not exist, or whose rows are wrong."""
 
     exit_code = ExitCode.SETTINGS
@@ -43,19 +43,19 @@ def read_jsonl(path: Path, required: tuple[str, ...] = ()) -> list[dict[str, Any
         with path.open("rb") as file:
             for number, row in array_items(path, file) if is_array(file) else _rows(path, file):
                 if not isinstance(row, dict):
-                    raise NoSuchDataset(f"{path}, line {number}: expected an object, found {type(row).__name__}")
+                    raise WrongDataset(f"{path}, line {number}: expected an object, found {type(row).__name__}")
                 missing = [field for field in required if field not in row]
                 if missing:
                     listed, there = (", ".join(map(repr, names)) for names in (missing, row))
-                    raise NoSuchDataset(f"{path}, line {number}: it lacks {listed}; it has {there or 'no field'}")
+                    raise WrongDataset(f"{path}, line {number}: it lacks {listed}; it has {there or 'no field'}")
                 rows.append(row)
     except JsonlError as error:
-        raise NoSuchDataset(str(error)) from error
+        raise WrongDataset(str(error)) from error
     except OSError as error:
-        kind = NoSuchDataset if isinstance(error, FileNotFoundError) else DatasetError
+        kind = WrongDataset if isinstance(error, FileNotFoundError) else DatasetError
         raise kind(f"{cannot_read(path, error)}; see --env.dataset_name") from error
     if not rows:
-        raise NoSuchDataset(f"{path} contains no rows")
+        raise WrongDataset(f"{path} contains no rows")
     return rows
 
 
@@ -66,7 +66,7 @@ def _rows(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
             try:
                 yield number, orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                raise NoSuchDataset(
+                raise WrongDataset(
                     f"{path}, line {number}: not JSON ({at_column(error)}); correct or delete it"
                 ) from error
 
@@ -82,7 +82,7 @@ def load_rows(
     if is_local(name):
         path = Path(name).expanduser()
         if path.is_file() and path.suffix not in (".jsonl", ".json"):
-            raise NoSuchDataset(f"{name} is a local file, but not .jsonl; name one, or a dataset of the hub")
+            raise WrongDataset(f"{name} is a local file, but not .jsonl; name one, or a dataset of the hub")
         return read_jsonl(path / f"{split}.jsonl" if path.is_dir() else path, required)
     try:
         import datasets
@@ -102,5 +102,5 @@ def load_rows(
         ) from error
     missing = [field for field in required if rows and field not in rows[0]]
     if missing:
-        raise NoSuchDataset(f"dataset {name!r} has no field {', '.join(map(repr, missing))}")
+        raise WrongDataset(f"dataset {name!r} has no field {', '.join(map(repr, missing))}")
     return rows

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 
 from lachesis_client.errors import LOGIN
 
@@ -60,6 +60,17 @@ LIMITS = {
 """Field of a sandbox's spec -> the setting that makes it."""
 
 NO_FACTS = Facts()
+
+
+def _at_least_one(value: int) -> int:
+    if value < 1 and value != -1:
+        raise ValueError("must be at least 1, or -1")
+    return value
+
+
+COUNT = AfterValidator(_at_least_one)
+"""In the annotation of a number that is at least 1, or -1: its description says what that means."""
+
 HOW = Facts(content="never")
 """Decides how a run runs, not what it writes."""
 SERVE = Facts(content="never", only_serve=True)

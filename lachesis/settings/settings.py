@@ -12,7 +12,7 @@ from pydantic.functional_validators import field_validator, model_validator
 from backends import SandboxSpec, backend_names
 from lachesis.settings.removed_settings import RemovedSettings
 from lachesis.settings.serve_settings import ServeSettings
-from lachesis.settings.setting_facts import HOW, Facts, all_facts, without_secrets
+from lachesis.settings.setting_facts import COUNT, HOW, Facts, all_facts, without_secrets
 from lachesis.settings.tree_settings import TreeSettings
 from lachesis_messages.responses import as_message
 from lachesis_tools.budget import (
@@ -45,14 +45,14 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
         super().__init__(**values)
 
     # What is run.
-    total_steps: Annotated[int, HOW] = Field(
+    total_steps: Annotated[int, HOW, COUNT] = Field(
         default=1000,
         description="Groups that `process` runs; if set, the trainer step at which `serve` ends (-1: no limit).",
     )
     group_size: Annotated[int, Facts(content="training")] = Field(
         default=4, ge=1, description="Rollouts of each item, which are scored against each other."
     )
-    max_num_workers: Annotated[int, HOW] = Field(
+    max_num_workers: Annotated[int, HOW, COUNT] = Field(
         default=-1,
         description="Groups run at once in `process` and `serve`; -1: max_num_workers_per_node for each server.",
     )
@@ -334,13 +334,6 @@ class HermesAgentEnvConfig(ServeSettings, TreeSettings, RemovedSettings):
         if at is not None and not 0 < (at // 2 if to is None else to) < at:
             raise ValueError(f"compress_context_to must be between 0 and compress_context_at, {at}; it is {to}")
         return self
-
-    @field_validator("total_steps", "max_num_workers")
-    @classmethod
-    def _check_count(cls, value: int) -> int:
-        if value < 1 and value != -1:
-            raise ValueError("must be at least 1, or -1 for what the trainer or the servers decide")
-        return value
 
     def sandbox_spec(self, labels: Mapping[str, str]) -> SandboxSpec:
         """The sandbox of a rollout, as far as the settings define it."""

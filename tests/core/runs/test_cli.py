@@ -24,7 +24,7 @@ from lachesis.cli import VERBS
 from lachesis.cli import main as lachesis
 from lachesis.other_packages import ENGINES
 from lachesis.runs import command_line as cli
-from lachesis.runs.dataset_rows import DatasetError, NoSuchDataset, load_rows, read_jsonl
+from lachesis.runs.dataset_rows import DatasetError, WrongDataset, load_rows, read_jsonl
 from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.runs.model_servers import server_of
 from lachesis.runs.run_folder import RunFolderError, WrongFolder
@@ -81,7 +81,7 @@ def refused(*arguments: str, env_cls: type[HermesAgentBaseEnv] = Tuned) -> str:
 
 def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -> None:
     remedied = (cli.SettingsError, ServerConfigError, Phase1CannotTrain, ToolsetError, ToolUnavailable)
-    remedied += (NoSuchDataset, NoTask, NoModelFile, GGUFError, Unauthorized, UnusableSettings, WrongFolder)
+    remedied += (WrongDataset, NoTask, NoModelFile, GGUFError, Unauthorized, UnusableSettings, WrongFolder)
     others = (BackendError, DatasetError, InferenceError, JsonlError, RunStopped, RunFolderError, TaskError)
     assert {error.exit_code for error in remedied} == {ExitCode.SETTINGS} == {2}
     assert {error.exit_code for error in others} == {ExitCode.FAILED} == {1}

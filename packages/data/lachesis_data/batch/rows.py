@@ -18,7 +18,7 @@ from typing import Any, Literal
 from backends.errors import cannot_read, refuse_empty
 from backends.hugging_face import dataset_problem
 from lachesis.figures.item_keys import item_digest
-from lachesis.runs.dataset_rows import DatasetError, NoSuchDataset
+from lachesis.runs.dataset_rows import DatasetError, WrongDataset
 from lachesis_data.files.foreign import unpadded
 from lachesis_data.files.validation import validate_messages
 from lachesis_data.optional import need_datasets
@@ -75,7 +75,7 @@ class Rows:
         """Raises DatasetError at a row that cannot be played, with its file and line."""
         for index, (place, content) in enumerate(islice(self._read(), self.limit)):
             if (problem := self._problem(content)) or isinstance(content, str):
-                raise NoSuchDataset(f"{place}: {problem}")
+                raise WrongDataset(f"{place}: {problem}")
             digest = item_digest(content)
             if in_shard(digest, self.shard):
                 yield InputRow(index, content, digest)
@@ -99,10 +99,10 @@ class Rows:
                 digests += int(digest, 16)
                 count += in_shard(digest, self.shard)
         if problems:
-            raise NoSuchDataset("\n".join([*problems, "correct or delete these rows, and start again"]))
+            raise WrongDataset("\n".join([*problems, "correct or delete these rows, and start again"]))
         if not total:
             refuse_empty(Path(self.source or ""))
-            raise NoSuchDataset(f"{self.source} contains no rows")
+            raise WrongDataset(f"{self.source} contains no rows")
         return (count, f"{total} rows, {digests:x}") if self.shard[1] > 1 else (total, "")
 
     def places(self, wanted: Set[tuple[str, int]]) -> dict[tuple[str, int], int]:
@@ -162,7 +162,7 @@ class Rows:
         path = Path(source).expanduser()
         if path.exists() and path.suffix not in (".jsonl", ".json", ".csv", ".parquet"):
             local = "folder" if path.is_dir() else "file"
-            raise NoSuchDataset(f"{source} is a local {local}, but not .jsonl, .csv or .parquet; name such a file")
+            raise WrongDataset(f"{source} is a local {local}, but not .jsonl, .csv or .parquet; name such a file")
         try:
             if path.suffix in (".jsonl", ".json", ".csv"):
                 yield from (_csv_rows if path.suffix == ".csv" else _json_rows)(path)
@@ -170,7 +170,7 @@ class Rows:
                 for number, row in enumerate(_dataset_rows(source, self.split), 1):
                     yield f"{source}, row {number}", unpadded(row)[0]
         except OSError as error:
-            kind = NoSuchDataset if isinstance(error, FileNotFoundError) else DatasetError
+            kind = WrongDataset if isinstance(error, FileNotFoundError) else DatasetError
             raise kind(f"{cannot_read(path, error)}; name the file of prompts") from error
 
 
@@ -182,7 +182,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
                     wrong = f"expected an object, found {_kind(row)}"
                     yield f"{path}, item {number}", row if isinstance(row, dict) else wrong
             except JsonlError as error:
-                raise NoSuchDataset(str(error)) from error
+                raise WrongDataset(str(error)) from error
             return
         for number, line in enumerate(lines, 1):
             line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
@@ -203,7 +203,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
         reader = csv.DictReader(file, strict=True)
         try:
             if twice := [name for name, times in Counter(reader.fieldnames or ()).items() if times > 1]:
-                raise NoSuchDataset(f"{path}, line 1: the column {twice[0]!r} is there twice")
+                raise WrongDataset(f"{path}, line 1: the column {twice[0]!r} is there twice")
             for row in reader:
                 place = f"{path}, line {reader.line_num}"
                 if None in row:
@@ -211,7 +211,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
                 else:  # as `datasets` reads an empty cell
                     yield place, {name: value or None for name, value in row.items()}
         except (csv.Error, UnicodeDecodeError) as error:
-            raise NoSuchDataset(f"{path}, line {reader.line_num + 1}: not CSV in UTF-8 ({error})") from error
+            raise WrongDataset(f"{path}, line {reader.line_num + 1}: not CSV in UTF-8 ({error})") from error
 
 
 def _dataset_rows(source: str, split: str) -> Iterator[Mapping[str, Any]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, ServerConfig
-from lachesis.runs.dataset_rows import NoSuchDataset
+from lachesis.runs.dataset_rows import WrongDataset
 from lachesis_envs.reasoning_gym.generators import PREFIX, Generators
 from lachesis_messages.messages import Message
 
@@ -64,7 +64,7 @@ class ReasoningGymEnv(HermesAgentBaseEnv):
         self.generators = Generators()
         self.names = [each.strip() for each in name.removeprefix(PREFIX).split(",")]
         if not name.startswith(PREFIX):
-            raise NoSuchDataset(f"the dataset {name!r} is not a generator: use --env.dataset_name {PREFIX}NAME")
+            raise WrongDataset(f"the dataset {name!r} is not a generator: use --env.dataset_name {PREFIX}NAME")
         for each in self.names:
             await self.generators.check(each)
         self.next_row = 0

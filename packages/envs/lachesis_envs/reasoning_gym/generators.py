@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.with_parent import with_parent
-from lachesis.runs.dataset_rows import DatasetError, NoSuchDataset
+from lachesis.runs.dataset_rows import DatasetError, WrongDataset
 
 PREFIX = "reasoning_gym:"
 _CHILD = Path(__file__).with_name("child.py")
@@ -71,7 +71,7 @@ class Generators:
         if generator not in self.names:
             near = difflib.get_close_matches(generator, self.names, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.names)}"
-            raise NoSuchDataset(f"reasoning-gym has no generator {generator!r}; {hint}")
+            raise WrongDataset(f"reasoning-gym has no generator {generator!r}; {hint}")
 
     async def _ask(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
         """None where the question ended the child."""

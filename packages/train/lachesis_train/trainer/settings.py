@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lachesis.settings.checked import validate_settings
+from lachesis.settings.setting_facts import COUNT
 from lachesis_client.urls import HTTP_URL
 from lachesis_tokens.samples.advantages import LossAverage
 from lachesis_train.rollout_api import TrainerRegistration
@@ -38,20 +39,15 @@ class EnvSettings(BaseModel):
         default="http://localhost:8000", description="URL of the rollout API."
     )
     group_size: int = Field(default=4, ge=1, description="Rollouts of a group.")
-    batch_size: int = Field(default=-1, description="Sequences of a step; -1: 8 groups.")
-    total_steps: Annotated[int, HOW] = Field(default=-1, description="Steps, where training.num_steps names none.")
+    batch_size: Annotated[int, COUNT] = Field(default=-1, description="Sequences of a step; -1: 8 groups.")
+    total_steps: Annotated[int, HOW, COUNT] = Field(
+        default=-1, description="Steps, where training.num_steps names none."
+    )
     tokenizer_name: Annotated[str | None, HOW] = Field(default=None, description="The model's, where it is another.")
     tool_call_parser: Annotated[str, HOW] = Field(
         default="hermes", description="Reads tool calls in chat completions of the policy server."
     )
     tree_at: Annotated[str | None, HOW] = Field(default=None, description="Where rollouts fork; null: nowhere.")
-
-    @field_validator("batch_size", "total_steps")
-    @classmethod
-    def _check_count(cls, value: int) -> int:
-        if value < 1 and value != -1:
-            raise ValueError("must be at least 1, or -1 for the default")
-        return value
 
     @property
     def sequences(self) -> int:
