@@ -19,7 +19,7 @@ from lachesis_messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.prompts.prompts import Prompt, PromptBuilder, PromptStart, TemplateNotExtendable
 from lachesis_tokens.templates.forced_calls import ToolChoiceError, forced_opening
 from lachesis_tokens.templates.template_report import Extension
-from tool_call_parsers import get_parser, list_parsers
+from tool_call_parsers import ParsedCompletion, get_parser, list_parsers
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 USER = {"role": "user", "content": "Tide?"}
@@ -239,6 +239,18 @@ def test_a_forced_opening_ends_after_the_name_of_the_tool(name: str) -> None:
         assert [call.name for call in parser.parse(written, tools).tool_calls] == [name], parser.name
         opened += 1
     assert opened > 20 or not name or "\n" in name
+
+
+@pytest.mark.parametrize("tool_choice", ["required", TOOLS[0]])
+def test_a_parser_that_only_reads_forces_no_call(tool_choice: Any) -> None:
+    """A registered class needs no more than `parse`."""
+
+    class ReadsOnly:
+        def parse(self, text: str, tools: Any = None) -> ParsedCompletion:
+            return ParsedCompletion(text)
+
+    with pytest.raises(ToolChoiceError, match="'ReadsOnly' have no fixed opening"):
+        forced_opening(ReadsOnly(), TOOLS, tool_choice, reasoning_is_open=True)  # type: ignore[arg-type]
 
 
 def test_other_tools_make_another_context(hermes: PromptBuilder) -> None:

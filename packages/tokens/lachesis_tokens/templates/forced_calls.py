@@ -35,7 +35,8 @@ def forced_opening(
         return ""
     names = [tool["function"]["name"] for tool in tools or ()]
     wanted = _wanted(tool_choice, names)
-    written = _call(parser, _NAME)
+    # A registered parser needs no more than `parse`.
+    written = _call(parser, _NAME) if isinstance(parser, ToolCallParser) else ""
     opening, found, _ = written.partition(_KEY if wanted is not None else _NAME)
     if wanted is not None:
         # Cut after the name: the beginning of the arguments depends on their number and types.
@@ -43,11 +44,15 @@ def forced_opening(
         opening = (before + _NAME).replace(_NAME, _as_written(parser, written, wanted)) if found else ""
     if not found:
         raise ToolChoiceError(
-            f"tool_choice {tool_choice!r}: calls of the format {parser.name!r} have no fixed opening; "
+            f"tool_choice {tool_choice!r}: calls of the format {_format(parser)!r} have no fixed opening; "
             'use "auto" and let the agent loop sample again'
         )
     closing = parser.reasoning.closes[0] + "\n\n" if reasoning_is_open and parser.reasoning is not None else ""
     return closing + opening
+
+
+def _format(parser: ToolCallParser) -> str:
+    return getattr(parser, "name", type(parser).__name__)
 
 
 def _call(parser: ToolCallParser, name: str) -> str:
