@@ -23,7 +23,7 @@ from lachesis.ours import PACKAGES  # noqa: E402
 LIMITS = {
     "backends": 19_030,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
     "lachesis": 19_700,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
-    "lachesis_client": 2_960,  # streams
+    "lachesis_client": 2_970,  # streams
     "lachesis_compat": 5_340,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_850,  # the plays and findings of the audit, chats that lose nothing, also behind summaries
     "lachesis_data": 6_740,
@@ -32,7 +32,7 @@ LIMITS = {
     "lachesis_messages": 4_840,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
     "lachesis_testing": 9_180,
-    "lachesis_tokens": 13_800,  # credit by turn and in trees, the download of the embedded model
+    "lachesis_tokens": 13_820,  # credit by turn and in trees, the download of the embedded model
     "lachesis_tools": 5_910,  # tools of the web and on request, MCP servers, images, the browser
     "lachesis_train": 17_720,  # trainers that call us, several environments, warm starts, pools, export, rehearsals
     "lachesis_view": 6_690,  # trees, items by samples, notes that stay with their rollouts, diffs, pages to send, SFT

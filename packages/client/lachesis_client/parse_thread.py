@@ -1,10 +1,11 @@
-"""Long completions are parsed in a thread, so that the event loop can continue with all other rollouts."""
+"""Long prompts are encoded and long completions parsed in a thread, so that the event loop can continue with all other
+rollouts."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, Final, TypeVar
@@ -12,7 +13,8 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 LONG_TEXT: Final = 50_000
-"""Characters of a long completion. A parser reads 20 to 100 in a microsecond, and tags without meaning slower."""
+"""Characters of a long text. A parser reads 20 to 100 in a microsecond, and tags without meaning slower; a tokenizer
+encodes 2."""
 LONG_IDS: Final = 8_000
 """Tokens of a long completion."""
 
@@ -27,11 +29,16 @@ os.register_at_fork(after_in_child=_thread.cache_clear)  # a forked process has 
 
 
 async def parse(long: bool, read: Callable[[], T]) -> T:
-    """`read()`, in the thread if the completion is `long`."""
+    """`read()`, in the thread if what it reads is `long`."""
     return await asyncio.get_running_loop().run_in_executor(_thread(), read) if long else read()
 
 
-def is_long(message: Any) -> bool:
-    """Whether a message of OpenAI's form has a long text."""
-    content = message.get("content")
-    return isinstance(content, str) and len(content) > LONG_TEXT
+def is_long(*messages: Any) -> bool:
+    """Whether messages of OpenAI's form have a long text together."""
+    return sum(_length(message.get("content")) for message in messages) > LONG_TEXT
+
+
+def _length(content: Any) -> int:
+    if isinstance(content, list):
+        return sum(_length(part.get("text")) for part in content if isinstance(part, Mapping))
+    return len(content) if isinstance(content, str) else 0

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gzip
 import json
+import threading
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -532,6 +533,32 @@ async def test_a_count_is_no_stream() -> None:
         url = f"{client.recording.base_url}/v1/messages/count_tokens"
         async with client.http.post(url, json={"model": "m", "messages": [user("?")], "stream": True}) as response:
             assert response.status == 400
+
+
+async def test_long_prompts_leave_the_event_loop_to_other_rollouts() -> None:
+    """A template runs where its prompt is encoded: it notes the thread, with the length of the last message."""
+    threads: dict[int, str] = {}
+
+    def note(content: str) -> str:
+        threads[len(content or "")] = threading.current_thread().name
+        return ""
+
+    tokenizer = fake_tokenizer()
+    template = tokenizer.chat_template + "{{ note(messages[-1].content) }}"
+    prompts = PromptBuilder(tokenizer, chat_template=template, template_kwargs={"note": note})
+    async with stack(tokenizer, prompts=prompts, policy=Scripted("Hello.")) as world, opened(world) as client:
+        asked = [user("a " * 30_000)]
+        asked.append(await client.ask(asked))
+        await client.ask([*asked, user("b " * 40)])
+        parts = [{"type": "text", "text": "c " * 15_000}] * 2
+        await client.post([{"role": "user", "content": parts}, user("d " * 50)])
+        url = f"{client.recording.base_url}/v1/messages/count_tokens"
+        async with client.http.post(url, json={"model": "m", "messages": [user("e " * 35_000)]}) as response:
+            assert response.status == 200
+        assert_exact(world, client.recording.history())
+    here = threading.current_thread().name
+    assert threads[80] == here, "a short message after a long one"
+    assert {threads[60_000], threads[100], threads[70_000]} == {"lachesis-parser_0"}
 
 
 async def test_what_is_not_http_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:

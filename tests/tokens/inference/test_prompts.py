@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from lachesis_messages.responses import ChatResponse
 from lachesis_messages.tokens import SampledTokens, TokenPrefix
 from lachesis_tokens.prompts.prompts import Prompt, PromptBuilder, PromptStart, TemplateNotExtendable
 from lachesis_tokens.templates.forced_calls import ToolChoiceError, forced_opening
+from lachesis_tokens.templates.template_cases import USUAL
 from lachesis_tokens.templates.template_report import Extension
 from tool_call_parsers import ParsedCompletion, get_parser, list_parsers
 
@@ -239,6 +242,20 @@ def test_a_forced_opening_ends_after_the_name_of_the_tool(name: str) -> None:
         assert [call.name for call in parser.parse(written, tools).tool_calls] == [name], parser.name
         opened += 1
     assert opened > 20 or not name or "\n" in name
+
+
+def test_threads_validate_a_template_together() -> None:
+    """Long prompts are built beside the event loop."""
+    expected = PromptBuilder(tokenizer_of("hermes")).template_report
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(5):
+            validator = PromptBuilder(tokenizer_of("hermes"))._validator
+            with ThreadPoolExecutor(len(USUAL)) as threads:
+                assert tuple(threads.map(validator.find, USUAL)) == expected.findings
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize("tool_choice", ["required", TOOLS[0]])

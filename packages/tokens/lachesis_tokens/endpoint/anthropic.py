@@ -67,7 +67,7 @@ class CountTokens(Messages):
     async def complete(self, body: JSON, recording: Recording) -> JSON:
         if body.get("stream"):
             raise Refused(400, "stream: a count is no stream", param="stream")
-        return {"input_tokens": recording.prompt_length(read(body))}
+        return {"input_tokens": await recording.prompt_length(read(body))}
 
 
 def read(body: JSON) -> ChatRequest:

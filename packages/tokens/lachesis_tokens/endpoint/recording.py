@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 from backends.tasks import run_all
@@ -26,6 +27,7 @@ from lachesis_client.errors import (
     RequestRejected,
 )
 from lachesis_client.model_server import MessageServer, ModelServer
+from lachesis_client.parse_thread import is_long, parse
 from lachesis_client.sampling import Sampling, read_sampling
 from lachesis_messages.encoded import EncodedPath, NodeMessages
 from lachesis_messages.history import MessageHistory
@@ -188,12 +190,14 @@ class Recording:
             text = self._model.server.reader.decode(prompt.own_ids)
             return self._record_text(parent, text, responses)
 
-    def prompt_length(self, request: ChatRequest) -> int:
+    async def prompt_length(self, request: ChatRequest) -> int:
         """The tokens of the prompt of a request. Raises `Refused`, `MessageError` and `PromptError`."""
         if not isinstance(self._server, TokenServer):
             raise Refused(501, "tokens cannot be counted: this model server takes messages", code="not_supported")
         nodes = self._conversations.find(request.messages).nodes
-        return int(self._server.prompts.prompt(nodes, request.tools).prefix.length)
+        count = partial(self._server.prompts.prompt, nodes, request.tools)
+        prompt = await parse(is_long(*(node.item for node in nodes)), count)
+        return int(prompt.prefix.length)
 
     async def _pass_on_text(self, request: TextRequest, tokens: int | None) -> list[ChatResponse]:
         assert isinstance(self._model, MessageServer)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from backends.text import without_lone_surrogates
 from lachesis_client.affinity import Affinity
 from lachesis_client.chat_options import ChatOptions, Split, Tools, check_arguments
-from lachesis_client.parse_thread import LONG_IDS, parse
+from lachesis_client.parse_thread import LONG_IDS, LONG_TEXT, is_long, parse
 from lachesis_client.sampling import SAMPLING_FIELDS, Sampling, read_sampling
 from lachesis_messages.history import MessageHistory
 from lachesis_messages.messages import FinishReason, Message
@@ -125,7 +126,8 @@ class ManagedServer:
     ) -> list[ChatResponse]:
         """`n` completions of the conversation that these nodes are. `before` gets their prompt before it is sent."""
         prompts, reader = self.server.prompts, self.server.reader
-        prompt = prompts.prompt(nodes, tools)
+        new = takewhile(lambda node: not node.sampled, reversed(nodes))
+        prompt = await parse(is_long(*(node.item for node in new)), partial(prompts.prompt, nodes, tools))
         prefix, opened = prompt.prefix, reader.opens_reasoning(prompt.generation_prompt)
         forced: list[int] = []
         if tool_choice not in (None, "auto", "none"):
@@ -194,7 +196,7 @@ class ManagedServer:
 
         A prompt that begins with an earlier prompt and its completion continues from the tokens of that completion.
         """
-        prefix = self._text_prefix(prompt)
+        prefix = await self._text_prefix(prompt)
         responses = []
         for generation in await self._generate(prefix, sampling, n, split):
             ids, stop = self._said(generation, sampling)
@@ -305,7 +307,7 @@ class ManagedServer:
             ),
         )
 
-    def _text_prefix(self, prompt: str | Sequence[int]) -> TokenPrefix:
+    async def _text_prefix(self, prompt: str | Sequence[int]) -> TokenPrefix:
         sampled = [response.tokens for response in self._responses if response.tokens is not None]
         known = [tokens.after for tokens in sampled]
         if not isinstance(prompt, str):
@@ -320,14 +322,16 @@ class ManagedServer:
             self._texts.append(self.server.reader.decode(ids[len(added) :] if begins else ids))
         found = [(len(text), after) for text, after in zip(self._texts, known, strict=True) if prompt.startswith(text)]
         if not found:
-            return TokenPrefix(self.server.prompts.tokenizer(without_lone_surrogates(prompt))["input_ids"])
+            encode = partial(self.server.prompts.tokenizer, without_lone_surrogates(prompt))
+            return TokenPrefix((await parse(len(prompt) > LONG_TEXT, encode))["input_ids"])
         length = max(map(itemgetter(0), found))
         equal = [after for its_length, after in found if its_length == length]
         after = equal[0]
         if len(equal) > 1:  # answers with one text are continued one after the other
             continued = {piece for tokens in sampled for piece in tokens.prompt.lineage()}
             after = next((each for each in equal if each not in continued), after)
-        return after.extend(self.server.prompts.encode(prompt[length:]))
+        encode_rest = partial(self.server.prompts.encode, prompt[length:])
+        return after.extend(await parse(len(prompt) - length > LONG_TEXT, encode_rest))
 
 
 _ARGUMENTS: Final = frozenset(

@@ -9,6 +9,7 @@ prompt + sampled text + suffix equal to the template's rendering of the whole co
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -54,6 +55,7 @@ class TemplateValidator:
         self._spelled = ends[0] if ends else "<|end|>"
         self._findings: dict[Pattern, Finding] = {}
         self._rendered: dict[str, str | None] = {}
+        self._validating = threading.Lock()  # long prompts are written in a thread
         self._cases: dict[Pattern, TemplateCase] = {}
         patterns = [Pattern(calls, (role,)) for calls, role in ((0, "user"), (1, "tool"), (2, "tool"), (1, "user"))]
         shown = [
@@ -68,8 +70,9 @@ class TemplateValidator:
         """The finding for a kind of continuation, validated once."""
         finding = self._findings.get(pattern)
         if finding is None:
-            finding = self._validate(pattern)
-            self._rendered.clear()
+            with self._validating:
+                finding = self._validate(pattern)
+                self._rendered.clear()
             if len(self._findings) < _MOST_FINDINGS:
                 self._findings[pattern] = finding
         return finding
@@ -79,14 +82,19 @@ class TemplateValidator:
         name = TOOLS[0]["function"]["name"]
         for context in (PLAIN, (SYSTEM, *PLAIN)):
             try:
-                if name in self._render(context, TOOLS):
-                    return True
+                with self._validating:
+                    if name in self._render(context, TOOLS):
+                        return True
             except TemplateError:
                 continue
         return False
 
     def headers(self) -> set[str]:
         """The tokens with which the template ends a message and opens the next."""
+        with self._validating:
+            return self._headers()
+
+    def _headers(self) -> set[str]:
         asked = self._case(Pattern(0, ("user",)))
         header = self._header(_bare(0), Pattern(0, ("user",))) or ""
         opener = self._template_tokens.find(self._generation_prompt(asked, _bare(0)))[:1]
