@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from backends.errors import SettingsError
+from lachesis.settings.server_settings import ServerConfig
 from lachesis_testing.fake_server import FakeServer
 from tests.doors.test_agent_serving import EnvClient, config, gym
 from tests.doors.test_frames import Halves, halving
@@ -37,11 +38,19 @@ class Sees(Plain):
 
 
 async def of_prime(
-    env_cls: Any, folder: Path, model: FakeServer, *, split: str = "train", sampling: Any = None, **more: Any
+    env_cls: Any,
+    folder: Path,
+    model: FakeServer,
+    *,
+    split: str = "train",
+    sampling: Any = None,
+    config: ServerConfig | None = None,
+    **more: Any,
 ) -> tuple[list[Any], Any]:
     """The deltas and the reply for one rollout of a trainer's client."""
     tokenizer = with_tokens(model, folder).tokenizer_name
-    async with serving("prime", env_cls, folder, enabled_toolsets=[], **more) as service:
+    given = {} if config is None else {"model": config}
+    async with serving("prime", env_cls, folder, enabled_toolsets=[], **given, **more) as service:
         client = EnvClient(service.root_url)
         try:
             about = {"type": "train", "base_url": model.base_url, "renderer_model_name": tokenizer, "headers": {}}
@@ -114,8 +123,26 @@ async def test_what_a_row_names_is_the_choice_of_the_trainer(tmp_path: Path) -> 
         gym(tmp_path, with_tokens(model, tmp_path), Plain, extra_body={"top_p": 0.9}) as run,
     ):
         assert masked((await run(0))[1], "top_p = 0.9")
-        _, found = await run(0, temperature=0.5, top_p=0.8)
+        _, found = await run(0, temperature=1.0, top_p=0.8)
         assert (found["mask_sample"], found["reward"]) == (False, 0.5)
+    async with FakeServer("Yes.", logprobs_mode="processed") as model:
+        settings = with_tokens(model, tmp_path).model_copy(update={"logprobs_mode": "processed"})
+        async with gym(tmp_path, settings, Plain) as run:
+            assert not (await run(0, temperature=0.5))[1]["mask_sample"]
+
+
+async def test_logprobs_at_temperature_1_of_tokens_at_another_are_refused(tmp_path: Path) -> None:
+    """Whoever chose the temperature: the trainer's ratio of probabilities would be that of two distributions."""
+    async with FakeServer("Yes.") as model:
+        async with gym(tmp_path, with_tokens(model, tmp_path), Plain) as run:
+            assert masked((await run(0, temperature=0.5))[1], "sampled at temperature 0.5")
+            assert not (await run(0, temperature=1.0))[1]["mask_sample"]
+        asked = {"temperature": 0.5}
+        _, reply = await of_prime(Plain, tmp_path / "prime", model, sampling=asked)
+        assert reply["head"]["ok"], "prime-rl's own vLLM reports processed logprobs"
+        config = with_tokens(model, tmp_path).model_copy(update={"logprobs_mode": "raw"})
+        _, reply = await of_prime(Plain, tmp_path / "raw", model, sampling=asked, config=config)
+        assert "sampled at temperature 0.5" in reply["head"]["errors"][0]["message"]
 
 
 async def test_a_completion_that_goes_on_after_its_end_of_turn_is_refused(tmp_path: Path) -> None:

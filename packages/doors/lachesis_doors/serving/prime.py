@@ -137,9 +137,11 @@ class PrimeService(AsyncService):
             )
         url = {"base_url": client["base_url"], "model_name": model, "server_type": "openai", "engine": "auto"}
         url["headers"] = dict(client.get("headers") or {})
+        config = self._host.env.server_configs[0]
         if client["type"] == "train":
             url |= {"engine": "vllm-generate", "tokenizer_name": client.get("renderer_model_name") or model}
-        return self._host.env.server_configs[0].model_copy(update=url)
+            url["logprobs_mode"] = config.logprobs_mode or "processed"  # prime-rl starts its vLLM so
+        return config.model_copy(update=url)
 
 
 def _failed(why: str) -> dict[str, Any]:

@@ -59,6 +59,9 @@ def _sampled_otherwise(sample: TokenSample, named: Collection[str]) -> Iterator[
         record = {name: value for name, value in span.sampling.items() if name not in named}
         record[OTHER_FIELDS] = [name for name in record.get(OTHER_FIELDS) or () if name not in named]
         if "temperature" in named:
-            record["temperature"] = 1.0
+            temperature = span.sampling.get("temperature")
+            # Raw logprobs are at temperature 1, whatever the trainer chose.
+            raw = record.get("logprobs") == "raw" and temperature is not None
+            record["temperature"] = temperature if raw else 1.0
         if problem := sampling_problem(record):
             yield f"turn {span.turn}: {problem}"
