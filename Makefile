@@ -34,7 +34,7 @@ help:
 	@echo "make lock    pin the dependencies of pyproject.toml again"
 
 $(READY): requirements/lock.txt $(PROJECTS) scripts/venv.sh
-	@PYTHON=$(PYTHON) scripts/venv.sh $(VENV) requirements/lock.txt "420 MB"
+	@PYTHON=$(PYTHON) scripts/venv.sh $(VENV)
 	@touch $(DEMO_READY) $@
 
 # What a user of the wheels has, a third of what the tests need.

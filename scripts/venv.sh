@@ -1,9 +1,9 @@
 #!/bin/sh
-# Make the virtual environment $1 and install the locked dependencies of the file $2 and the project into it. $3 is the
-# size of their downloads, in words.
+# Make the virtual environment $1 and install the locked dependencies of the file $2 (requirements/lock.txt) and the
+# project into it. $3 is the size of their downloads, in words.
 # The lock is complete, so nothing is resolved here (--no-deps): what is installed is what was tested.
 set -eu
-venv=$1 lock=$2 size=$3
+venv=$1 lock=${2:-requirements/lock.txt} size=${3:-420 MB}
 python=${PYTHON:-python3}
 
 fail() { echo "error: $1" >&2; exit 1; }
