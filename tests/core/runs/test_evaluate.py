@@ -286,7 +286,7 @@ async def test_with_20_percent_of_requests_failing_the_mean_is_that_of_the_other
     assert set(summary.exclusion.unscored) == {"model_server"}
     assert summary.reward.low < 0.55 < summary.reward.high
     figures = figures_of(tmp_path)
-    assert figures["eval/avg_reward_worst_case"] < figures["eval/avg_reward_low"]
+    assert figures["eval/avg_reward_worst_case"] < figures["eval/avg_reward"]
     again, _ = await evaluate(tmp_path, does_nothing, Certain, **settings)
     assert again.played == 160 - summary.scored, "the next start plays the samples without a score, and no others"
     assert (again.summary.scored, figures_of(tmp_path)["eval/left_out_rollouts"]) == (160, 0)

@@ -220,7 +220,7 @@ async def test_the_name_of_the_part_is_no_answer(tmp_path: Path, words: str, rew
 
 
 def test_a_call_with_arguments_that_nest_too_deeply_for_the_reward_has_none() -> None:
-    deep = ToolCall("call_1", "add", '{"a": ' + "[" * 5000 + "]" * 5000 + ', "b": 2}')
+    deep = ToolCall("call_1", "add", '{"a": ' + "[" * 50_000 + "]" * 50_000 + ', "b": 2}')
     item = {"tool": "add", "arguments": {"a": 1, "b": 2}}
     assert graded(Message("assistant", tool_calls=(deep,)), item).value == 0.5
 
