@@ -21,17 +21,17 @@ sys.path.insert(0, str(ROOT))  # the checkout's own, wherever this is started
 from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
-    "backends": 19_030,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
-    "lachesis": 19_700,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
+    "backends": 19_040,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
+    "lachesis": 19_710,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
     "lachesis_client": 2_970,  # streams
     "lachesis_compat": 5_340,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_850,  # the plays and findings of the audit, chats that lose nothing, also behind summaries
-    "lachesis_data": 6_740,
+    "lachesis_data": 6_760,
     "lachesis_doors": 4_900,  # tokens for two trainers, and what they may not train; without the client of MCP
-    "lachesis_envs": 9_640,  # web_research, browser_tasks, the maze, word problems of the demo
+    "lachesis_envs": 9_650,  # web_research, browser_tasks, the maze, word problems of the demo
     "lachesis_messages": 4_840,  # places in trees, branches, lines read by two readers or by one field
     "lachesis_pools": 4_190,  # six engines, profiles, pools of a run, images that are brought
-    "lachesis_testing": 9_180,
+    "lachesis_testing": 9_190,
     "lachesis_tokens": 13_820,  # credit by turn and in trees, the download of the embedded model
     "lachesis_tools": 5_910,  # tools of the web and on request, MCP servers, images, the browser
     "lachesis_train": 17_720,  # trainers that call us, several environments, warm starts, pools, export, rehearsals

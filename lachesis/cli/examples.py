@@ -32,9 +32,9 @@ lachesis compress trajectories.jsonl --extractive             without a model"""
 lachesis demo
 lachesis demo --items 2 --open""",
     "doctor": """
-lachesis doctor                                               everything
-lachesis doctor train                                         what training needs
-lachesis doctor --url http://127.0.0.1:8000/v1 --model MODEL  a model server""",
+lachesis doctor                                         everything
+lachesis doctor train                                   what training needs
+lachesis doctor -m MODEL -b http://127.0.0.1:8000/v1    a model server""",
     "engine": "lachesis engine --model smollm2 --lora-layers 10",
     "envs": "lachesis envs",
     "eval": """
@@ -46,8 +46,8 @@ lachesis eval compare data/a data/b
 lachesis eval compare data/a data/b --html compared.html""",
     "eval regrade": "lachesis eval regrade data/tasks",
     "export": """
-lachesis export data/run --format openai --min-reward 1 --out openai.jsonl
-lachesis export data/run --format inspect --out run.eval
+lachesis export data/run --format openai --min-reward 1 -o openai.jsonl
+lachesis export data/run --format inspect -o run.eval
 lachesis export --run-dir data/train/NAME --to model.gguf     the trained model""",
     "fake-server": """
 lachesis fake-server

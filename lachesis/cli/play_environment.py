@@ -23,11 +23,9 @@ _DESCRIPTION: Final = {
 }
 PLAIN: Final = ("--config", "--slurm", "--testing", "--save-trajectories", "--save_trajectories")
 """Flags of every setting's parser that have no section."""
-_EPILOG: Final = f"""\
-ENV is {ENVIRONMENT}.
-
+_EPILOG: Final = """\
 Every other setting has its own flag, --env.NAME VALUE or --openai.NAME VALUE, or a line in --config FILE;
-`lachesis {{verb}} ENV --help-all` lists them, with the environment's own, and the defaults that it sets.
+`lachesis {verb} ENV --help-all` lists them, with the environment's own, and the defaults that it sets.
 """
 
 
@@ -55,7 +53,8 @@ def main(
         prepare(env_cls)
     if "--help-all" in rest:
         return command_line.main(env_cls, [command, "--help"], prog=prog)
-    given, rest = parser.parse_known_args(rest)
+    given, rest = parser.parse_known_args(arguments)
+    del given.ENV
     names = {text.partition("=")[0] for text in rest}
     _reject_misspelt(parser, names)
     flags = []
@@ -112,10 +111,12 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
     """The parser, and by the name of a setting the flag for it."""
     parser = VerbParser(
         prog=f"lachesis {verb} ENV",
+        usage=f"lachesis {verb} ENV [options]",  # which the prog of an error has too
         description=_DESCRIPTION[verb],
         epilog=_EPILOG.format(verb=verb),
         argument_default=argparse.SUPPRESS,
     )
+    parser.add_argument("ENV", help=ENVIRONMENT)
     flags: dict[str, str] = {}
 
     def add(setting: str, metavar: str, text: str, *names: str, read: Any = str) -> None:
@@ -138,7 +139,7 @@ def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
         parser.add_argument("-n", dest=number, type=int, help=argparse.SUPPRESS)
     else:
         add(number, "N", counted, "-n", "--items", read=int)
-    add("env.eval_samples" if evaluates else "env.group_size", "N", "rollouts per item", "-r", read=int)
+    add("env.eval_samples" if evaluates else "env.group_size", "N", "rollouts per item", "-r", "--rollouts", read=int)
     workers = "env.max_eval_workers" if evaluates else "env.max_num_workers"
     at_once = "rollouts at once" if evaluates else "groups at once (default: 8 for each server)"
     add(workers, "N", at_once, "-c", "--concurrency", read=int)

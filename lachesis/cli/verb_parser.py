@@ -38,15 +38,21 @@ class VerbParser(argparse.ArgumentParser):
     def add_argument(self, *names: Any, **kwargs: Any) -> argparse.Action:
         """The same argument; a flag with "_" may be written with "-" too, as help shows it.
 
-        `rare`: only `--help-all` shows it.
+        Args:
+            rare: only `--help-all` shows it; or the help that `--help-all` shows.
+            old: further names that no help shows.
         """
-        rare = kwargs.pop("rare", False)
+        rare, old = kwargs.pop("rare", False), kwargs.pop("old", ())
         if rare and not self._rare:
             super().add_argument("--help-all", action=_HelpAll, help="show this help with the flags that few need")
-        dashes = [(name if name[:2] != "--" else name.replace("_", "-"), name) for name in names]
+            shown = self._optionals._group_actions
+            shown.insert(1, shown.pop())  # beside --help
+        dashes = [(name if name[:2] != "--" else name.replace("_", "-"), name) for name in (*old, *names)]
         action = super().add_argument(*dict.fromkeys(name for pair in dashes for name in pair), **kwargs)
+        action.shown = [name for name in action.option_strings if name not in old]  # type: ignore[attr-defined]
         if rare:
-            self._rare[action.dest], action.help = action.help, argparse.SUPPRESS
+            self._rare[action.dest] = rare if isinstance(rare, str) else action.help
+            action.help = action.help if isinstance(rare, str) else argparse.SUPPRESS
         return action
 
     def add_subparsers(self, **kwargs: Any) -> Any:
@@ -115,7 +121,8 @@ class OnceFormatter(argparse.HelpFormatter):
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
             return super()._format_action_invocation(action)
-        names = {name.replace("_", "-"): name for name in reversed(action.option_strings)}
+        shown = getattr(action, "shown", action.option_strings)
+        names = {name.replace("_", "-"): name for name in reversed(shown)}
         value = "" if action.nargs == 0 else f" {self._format_args(action, value_name(action))}"
         return ", ".join(reversed(names.values())) + value
 
@@ -150,13 +157,13 @@ def examples_of(prog: str) -> str:
     from lachesis.cli.examples import EXAMPLES  # a run has no use for them
 
     lines = EXAMPLES.get(prog.removeprefix("lachesis").removesuffix(" ENV").strip(), "").strip().splitlines()
-    return "".join(["examples:\n", *(f"  {_folded(line)}\n" for line in lines), "\n"]) if lines else ""
+    beside = all(len(line) <= 78 for line in lines)
+    shown = (line if beside else _folded(line) for line in lines)
+    return "".join(["examples:\n", *(f"  {line}\n" for line in shown), "\n"]) if lines else ""
 
 
 def _folded(line: str) -> str:
-    """An example in 80 columns: what it is for on a line of its own, or the command in two."""
-    if len(line) <= 78:
-        return line
+    """An example in 80 columns: what it is for on a line of its own, and a long command in two."""
     command, *said = re.split(r"\s{2,}", line, maxsplit=1)
     at = command.rfind(" --", 0, 76) if len(command) > 78 else -1
     command = command if at < 0 else f"{command[:at]} \\\n     {command[at:]}"

@@ -189,7 +189,7 @@ class RunResult:
         yield f"{program()} view {quote(str(files.groups.parent))}   (every rollout, in the browser)"
         best = max(summary.rewards, default=0.0)
         if best > 0 and not self.evaluation:
-            yield f"{program()} export {quote(str(files.groups))} --format trl --out trl.jsonl   (or openai, dpo, ...)"
+            yield f"{program()} export {quote(str(files.groups))} --format trl -o trl.jsonl   (or openai, dpo, ...)"
             if files.samples.exists() and files.samples.stat().st_size and not self.omitting[0]:
                 samples = quote(str(files.samples))
                 yield (

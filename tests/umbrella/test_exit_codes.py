@@ -55,7 +55,7 @@ def test_a_command_line_that_cannot_be_read_has_the_same_prefix(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("export", "lachesis export needs RUN, --format NAME and --out FILE; for example: lachesis export data/run"),
+        ("export", "lachesis export needs RUN, --format NAME and --output FILE; for example: lachesis export data/run"),
         ("report", "lachesis report needs RUN; for example: lachesis report data/gsm8k"),
         ("export run --format", "--format needs a value: --format NAME"),
         ("view --prot 1", "unknown flag --prot; did you mean --port?"),
@@ -64,7 +64,7 @@ def test_a_command_line_that_cannot_be_read_has_the_same_prefix(
         ("trajectories stat x", "must be stats, validate, show, convert or dedup (got 'stat'); did you mean stats?"),
         ("trajectories show run.py --line 2 --id 2", "--id and --line exclude each other; keep one of them"),
         ("eval tool_call -T hot", "-T, --temperature: must be a number, such as 0.5 (got 'hot')"),
-        ("batch p.jsonl --num_workers x", "--num-workers: must be a whole number of at least 1 (got 'x')"),
+        ("batch p.jsonl --num_workers x", "--concurrency: must be a whole number of at least 1 (got 'x')"),
         ("batch p.jsonl --shard 3/2", "--shard: must be I/N with 1 <= I <= N (got '3/2')"),
     ],
 )

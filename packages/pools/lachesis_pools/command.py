@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = VerbParser(prog="lachesis pool", description=__doc__)
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verbs = parser.add_subparsers(required=True)
     up = verbs.add_parser("up", help="run a pool, and start its workers")
     up.set_defaults(verb=_up)
     up.add_argument("--name", default="default", help="of the pool, for `status` and `down`")

@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         nargs="?",
         default=Path("data"),
+        metavar="FOLDER",
         help="folder of the runs, one of its files, or a JSON file of `lachesis audit` (default: data)",
     )
     parser.add_argument("--port", type=port_number, default=PORT, help="0 takes a free one (default: %(default)s)")

@@ -149,9 +149,9 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("eval gsm8k -n 0", 2, "error: -n: env.eval_items: must be at least 1 (got 0)"),
         ("process gsm8k -n 0", 2, "error: -n: env.total_steps: must be at least 1"),
         ("eval gsm8k --modle m", 2, "did you mean --model (name of the model"),
-        ("eval gsm8k --sampels 3", 2, "did you mean -r (rollouts per item)?"),
+        ("eval gsm8k --sampels 3", 2, "did you mean --rollouts (rollouts per item)?"),
         ("eval gsm8k --group-size 3", 2, "did you mean --env.group_size?"),
-        ("process gsm8k --group_size 3", 2, "did you mean -r (rollouts per item)?"),
+        ("process gsm8k --group_size 3", 2, "did you mean --rollouts (rollouts per item)?"),
         ("eval gsm8k --unheard-of", 2, "--help-all lists all of them"),
         ("eval tsk.py", 2, "there is no file or folder tsk.py; did you mean task.py?"),
         (

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from lachesis.runs.results import Row, ShownResult, print_result
 
-COMMAND = "lachesis export data/reference/groups.jsonl --format trl --out trl.jsonl"
+COMMAND = "lachesis export data/reference/groups.jsonl --format trl -o trl.jsonl"
 
 
 class Shown(ShownResult):

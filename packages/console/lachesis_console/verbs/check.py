@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; 0 if nothing is suspicious."""
     parser = VerbParser(prog="lachesis check", description=_DESCRIPTION)
     parser.add_argument("environment", metavar="ENV", help=ENVIRONMENT)
-    parser.add_argument("-n", type=count, default=5, metavar="N", help="items to run (default: 5)")
+    parser.add_argument("-n", "--items", dest="n", type=count, default=5, metavar="N", help="items to run (default: 5)")
     parser.add_argument(
         "--recorded", metavar="PATH", help="rollouts of `lachesis chat --as agent`, as the reference policy"
     )

@@ -1,6 +1,6 @@
 """`lachesis doctor [demo | train | BACKEND]`: what works on this machine, and how to install missing parts.
 
-With a purpose, it looks at what that needs, and ends with 1 where something is missing; with `--url`, at a server.
+With a purpose, it looks at what that needs, and ends with 1 where something is missing; with `-b`, at a server.
 """
 
 from __future__ import annotations
@@ -244,9 +244,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("purpose", nargs="?", metavar="PURPOSE", help=f"only what this needs: {known}")
     parser.add_argument("--backend", metavar="NAME", help="only this backend of sandboxes")
     parser.add_argument("--options", default="{}", metavar="YAML", help="its options, as in terminal_options")
-    parser.add_argument("--url", metavar="URL", help="only this model server")
-    parser.add_argument("--model", metavar="NAME", help="its model")
-    parser.add_argument("--api_key", default="", metavar="KEY", help="its key")
+    parser.add_argument("-b", "--base-url", old=["--url"], dest="url", metavar="URL", help="only this model server")
+    parser.add_argument("-m", "--model", metavar="MODEL", help="its model")
+    parser.add_argument("-k", "--api-key", default="", metavar="KEY", help="its key")
     arguments = parser.parse_args(argv)
     purpose = arguments.backend or arguments.purpose
     if purpose and purpose not in purposes and ":" not in purpose:

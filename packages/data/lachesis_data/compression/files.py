@@ -71,7 +71,7 @@ def find_jobs(source: Path, output: Path | None, suffix: str) -> list[Compressio
         if any(source.glob("*.run.json")):
             files = [path for path in files if path.name.endswith(COMPLETED_FILE)] or files
         if not files and found:
-            export = f"lachesis export {quote(str(source))} --format hermes --out trajectories.jsonl"
+            export = f"lachesis export {quote(str(source))} --format hermes -o trajectories.jsonl"
             raise SettingsError(f"{source} has groups and no trajectories; write these first: {export}")
         if not files:
             raise SettingsError(f"{source} has no *.jsonl file; name a folder with trajectories, or a file")

@@ -46,7 +46,8 @@ RARE = {
     *("dataset_split", "batch_size", "list_distributions", "allow_missing_toolsets", "seed", "provider_sort"),
     *("ephemeral_system_prompt", "prefill_messages_file", "reasoning_disabled", "providers_allowed"),
     *("providers_ignored", "providers_order", "keep_without_reasoning", "resume", "grace_period", "ray", "shards"),
-    *("verbose", "log_prefix_chars", "max_total_tokens"),
+    *("verbose", "log_prefix_chars", "max_total_tokens", "reasoning_effort", "max_seconds", "max_cost", "prices"),
+    *("shard", "distribution"),
 }
 """Flags that only `--help-all` shows."""
 INSTEAD = {
@@ -112,11 +113,12 @@ def _parser() -> VerbParser:
     )
 
     def add(name: str, help_text: str, *others: str, **kwargs: Any) -> None:
-        long = [f"--{each}" for each in (name, *others) if not each.startswith("-")]
+        long = [f"--{each}" for each in (*others, name) if not each.startswith("-")]
         short = [each for each in others if each.startswith("-")]
         parser.add_argument(*short, *long, dest=name, help=help_text, rare=name in RARE, **kwargs)
 
     def number(name: str, help_text: str, *others: str, default: int | None = None) -> None:
+        """`others` are its short name, and names of other verbs that go before its own."""
         add(name, help_text, *others, type=count, default=default, metavar="N")
 
     def switch(name: str, help_text: str) -> None:
@@ -130,9 +132,9 @@ def _parser() -> VerbParser:
         "output", "folder in which the run's folder is (default: data)", "-o", type=Path, default=DATA, metavar="FOLDER"
     )
     add("env", f"the environment that scores: {ENVIRONMENT}", metavar="ENV")
-    number("samples", "rollouts of each prompt (default: 1)", "-r", default=1)
-    number("concurrency", "rollouts at once (default: 32)", "num_workers", "-c", default=32)
-    number("max_samples", "items to run: the first N prompts (default: all)", "-n")
+    number("samples", "rollouts of each prompt (default: 1)", "-r", "rollouts", default=1)
+    number("concurrency", "rollouts at once (default: 32)", "-c", "num_workers", default=32)
+    number("max_samples", "items to run: the first N prompts (default: all)", "-n", "items")
     add(
         "model",
         "name of the model on its server; or embedded, or a GGUF file (default: that of --env or --config)",
@@ -319,7 +321,8 @@ def _merge(argv: Sequence[str]) -> int:
 
     parser = VerbParser(prog="lachesis batch merge", description="Join the shards of a run.")
     parser.add_argument("run", type=Path, metavar="data/RUN", help="the folder that contains shard_I_of_N")
-    parser.add_argument("--out", type=Path, help="default: data/RUN/merged; an earlier one is replaced")
+    out = "where to (default: data/RUN/merged; an earlier one is replaced)"
+    parser.add_argument("-o", "--output", old=["--out"], dest="out", type=Path, help=out)
     arguments = parser.parse_args(argv)
     said, complete = merge_shards(arguments.run, arguments.out or arguments.run / "merged")
     print("\n".join(said))

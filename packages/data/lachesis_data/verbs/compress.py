@@ -138,9 +138,7 @@ async def _run(given: argparse.Namespace, settings: CompressionFileSettings, job
     elif totals.errors[NOT_VALID] < totals.sums["entries"]:
         written = jobs[-1].output  # of a run: those that completed
         out = quote(str(written.with_name(f"{written.stem}_openai.jsonl")))
-        print(
-            f"next  {program()} trajectories convert {quote(str(written))} --to openai --out {out}   (or trl, parquet)"
-        )
+        print(f"next  {program()} trajectories convert {quote(str(written))} --to openai -o {out}   (or trl, parquet)")
     return 1 if totals.sums["failed"] or not left else 0
 
 
@@ -338,7 +336,13 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("file", nargs="?", type=Path, metavar="PATH", help="JSON Lines of trajectories, a folder of them, or of a run")
     add("--input", type=Path, metavar="PATH", help="the same, as a flag")
-    add("--output", type=Path, metavar="PATH", help="file or folder (default: the input's name with output_suffix)")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="PATH",
+        help="file or folder (default: the input's name with output_suffix)",
+    )
     add("--config", type=Path, metavar="FILE", help=f"YAML with the settings (default: {DEFAULT_CONFIG}, if it exists)")
     help_text = "longest entry, whatever the settings say"
     add("--target_max_tokens", type=int, metavar="N", help=help_text)

@@ -1,4 +1,4 @@
-"""`lachesis export RUN --format NAME --out FILE`: write the groups of a finished run in another format."""
+"""`lachesis export RUN --format NAME -o FILE`: write the groups of a finished run in another format."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--format", required=True, metavar="NAME", help=f"one of {names}, or your own export as package.module:name"
     )
     parser.add_argument(
-        "--out",
+        "-o",
+        "--output",
+        old=["--out"],
+        dest="out",
         required=True,
         type=Path,
         metavar="FILE",
@@ -79,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = options_of(arguments.options)
         arguments.groups = _groups_file(arguments.groups)
         if arguments.out.exists() and arguments.groups.exists() and arguments.out.samefile(arguments.groups):
-            raise ExportOptionsError(f"--out {arguments.out}: is the groups file itself; choose another file")
+            raise ExportOptionsError(f"-o {arguments.out}: is the groups file itself; choose another file")
         refuse_files_of_runs(arguments.out)
         read: Callable[[Path], Iterator[GroupRecord]] = read_groups
         if arguments.min_reward is not None and not isfinite(arguments.min_reward):
@@ -148,9 +151,7 @@ def _last_of_each(failed: Path) -> Iterator[dict[str, Any]]:
 def _check_ending(out: Path, ending: str) -> None:
     if not out.name.endswith(ending):
         name = out.parent / f"{out.stem or 'NAME'}{ending}"
-        raise ExportOptionsError(
-            f"--out {out}: readers of this format find only files NAME{ending}; write --out {name}"
-        )
+        raise ExportOptionsError(f"-o {out}: readers of this format find only files NAME{ending}; write -o {name}")
 
 
 def _job_writer(groups: Path, options: dict[str, Any]) -> Callable[[Iterable[GroupRecord], Path], ExportTotals]:

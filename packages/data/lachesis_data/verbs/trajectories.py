@@ -79,7 +79,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="what must match: all turns without the ids of calls, or those before the first answer",
     )
     for verb in (convert, dedup):
-        verb.add_argument("--out", required=True, type=Path, metavar="FILE", help="an existing file is replaced")
+        verb.add_argument(
+            "-o",
+            "--output",
+            old=["--out"],
+            dest="out",
+            required=True,
+            type=Path,
+            metavar="FILE",
+            help="an existing file is replaced",
+        )
     arguments = parser.parse_args(argv)
     for path in [arguments.files] if arguments.run == _show else arguments.files:
         require_run(path)
@@ -213,7 +222,7 @@ def _dedup(arguments: argparse.Namespace) -> int:
 def _rewrite(arguments: argparse.Namespace, write: Callable[[Iterator[EntryLine]], Rewritten]) -> int:
     for path in arguments.files:
         if path.exists() and arguments.out.exists() and path.samefile(arguments.out):
-            raise TrajectoryFilesError(f"--out {arguments.out}: is one of the files that are read; choose another")
+            raise TrajectoryFilesError(f"-o {arguments.out}: is one of the files that are read; choose another")
     refuse_files_of_runs(arguments.out)
     unreadable: Counter[str] = Counter()
     skip = getattr(arguments, "skip_invalid", False)

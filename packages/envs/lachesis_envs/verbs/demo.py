@@ -65,9 +65,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Play, then print a table, the reports, and a trajectory of each player."""
     description = (__doc__ or "").replace("`lachesis demo`: two", "Two")
     parser = VerbParser(prog="lachesis demo", description=description)
-    parser.add_argument("--items", type=count, default=6, metavar="N", help="items for each player (default: 6)")
-    parser.add_argument("--group-size", type=count, default=2, metavar="N", help="rollouts of an item (default: 2)")
+    parser.add_argument("-n", "--items", type=count, default=6, metavar="N", help="items for each player (default: 6)")
     parser.add_argument(
+        "-r",
+        "--rollouts",
+        old=["--group-size"],
+        dest="group_size",
+        type=count,
+        default=2,
+        metavar="N",
+        help="rollouts per item (default: 2)",
+    )
+    parser.add_argument(
+        "-o",
         "--output",
         type=Path,
         default=Path("data/demo"),

@@ -193,7 +193,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_value(_faults),
         default=[],
         metavar="NAME=P,...",
-        help=f"what goes wrong, and how often: {', '.join(Fault)}",
+        help="what goes wrong, and how often, as rate_limited=0.1; --help-all names all",
+        rare=f"what goes wrong, and how often: {', '.join(Fault)}",
     )
     add("--slow-start", type=float, default=0.0, metavar="S", help="seconds of 503 after the start", rare=True)
     add("--refuse-until-ready", action="store_true", help="refuse connections during --slow-start", rare=True)

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="RUN",
         help="the folder of a run, a groups.jsonl of `process` or `batch`, or a samples.jsonl of `eval`",
     )
-    parser.add_argument("--output", type=Path, help="where to write it (default: next to the file, as .html)")
+    parser.add_argument("-o", "--output", type=Path, help="where to write it (default: next to the file, as .html)")
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--rollout", metavar="ID", help="only this rollout, by the beginning of its id")
     one.add_argument("--group", metavar="KEY", help="only the group of this item, by its key")
