@@ -62,7 +62,7 @@ def refuse_empty(path: Path) -> None:
     except OSError:  # who reads it says so
         return
     if empty:
-        raise SettingsError(f"{path} is empty")
+        raise SettingsError(f"{path} is empty; name another file, or fill it first")
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> SettingsError:

@@ -10,7 +10,7 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -225,7 +225,7 @@ def _guess(error: BaseException) -> str:
     if isinstance(error, TypeError) and "can't be used in 'await' expression" in said:
         if place(error):
             return "this call is not a coroutine: leave `await` out"
-        return "a run awaits setup, teardown, get_next_item and get_eval_items: write `async def`"
+        return f"a run awaits {' and '.join(_not_awaitable()) or 'the hooks of an environment'}: write `async def`"
     called = re.match(r"((?:[\w<>]+\.)*([\w<>]+))\(\) (?:takes|missing|got) ", said)
     if isinstance(error, TypeError) and called and called[2] in CALLED:
         return f"it is called as {called[2]}{CALLED[called[2]]}{defined_at(_named(called[1]))}"
@@ -234,6 +234,22 @@ def _guess(error: BaseException) -> str:
     if isinstance(error, TypeError) and called and called[1] == "tool":
         return "it is written @tool(toolset='...')"
     return ""
+
+
+def _not_awaitable() -> Iterator[str]:
+    """The hooks of authors' environments that a run awaits and that are plain functions, each with its place."""
+    for value in _of_authors():
+        for name in ("setup", "teardown", "get_next_item", "get_eval_items") if hasattr(value, "get_next_item") else ():
+            function = vars(value).get(name)
+            if inspect.isfunction(function) and not inspect.iscoroutinefunction(function):
+                yield f"{value.__name__}.{name}{defined_at(function)}"
+
+
+def _of_authors() -> Iterator[type]:
+    """Classes in the modules of authors."""
+    for module in [*sys.modules.values()]:
+        if isinstance(file := getattr(module, "__file__", None), str) and is_of_an_author(file):
+            yield from (value for value in [*vars(module).values()] if isinstance(value, type))
 
 
 def _named(path: str) -> Any:

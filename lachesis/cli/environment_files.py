@@ -54,7 +54,8 @@ def load_env(target: str) -> Any:
         raise SettingsError(
             f"{place} defines {names}; write {place}:CLASS"
             if classes
-            else f"{place} defines no environment, that is, no subclass of HermesAgentBaseEnv or of Atropos' BaseEnv"
+            else f"{place} defines no environment, that is, no subclass of HermesAgentBaseEnv or of Atropos' BaseEnv; "
+            "`lachesis new NAME` writes one to begin with"
         )
     return classes[0]
 

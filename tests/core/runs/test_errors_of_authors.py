@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from backends.errors import ExitCode
+from lachesis.cli import main
 from lachesis.runs import command_line as cli
 from lachesis.runs.own_process import run
 from lachesis.tracebacks import explained, guess, near_module
@@ -112,6 +113,24 @@ def test_a_guess_is_made_only_where_the_cause_is_known(fails: Callable[[Any], An
     env = object.__new__(Own)
     found = guess(caught(fails, env))
     assert said in found and bool(said) == bool(found)
+
+
+@pytest.mark.parametrize("hook", ["setup", "get_next_item"])
+def test_a_hook_that_is_no_coroutine_is_named_with_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], hook: str
+) -> None:
+    source = tmp_path / f"plain_{hook}.py"
+    source.write_text(
+        "from lachesis import HermesAgentBaseEnv\n\n\nclass PlainHook(HermesAgentBaseEnv):\n"
+        "    async def setup(self):\n        pass\n\n    async def get_next_item(self):\n        return None\n\n"
+        f"    def {hook}(self):\n        return None\n\n"
+        "    def format_prompt(self, item):\n        return item\n\n"
+        "    async def compute_reward(self, item, result, ctx):\n        return 1.0\n\n"
+        "    def reference_policy(self):\n        return lambda messages, tools: None\n"
+    )
+    assert main(["process", str(source), "-n", "1", "-m", "reference", "-o", str(tmp_path / "run")]) == ExitCode.FAILED
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"a run awaits PlainHook.{hook} (plain_{hook}.py, line 11): write `async def`" in said
 
 
 def test_the_limit_of_open_files_is_named_once_with_the_next_step(

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"pytest {test}": "checks it without a model",
         f"lachesis check {file}{judge}": "checks its rewards for mistakes",
         f"lachesis eval {file} -n 2 -m reference{judge}": "runs its reference policy",
-        f"lachesis eval {file} -n 2 -t 64{judge}": "tries it with the small demo model",
+        f"lachesis eval {file} -n 2 -t 64{judge}": "tries the small demo model, which rarely succeeds",
         f"lachesis eval {file} -n 20 -r 3 -m MODEL -b URL{judge}": "measures a model",
         "lachesis view": "shows every rollout in the browser",
     }

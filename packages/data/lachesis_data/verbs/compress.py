@@ -118,7 +118,8 @@ async def _run(given: argparse.Namespace, settings: CompressionFileSettings, job
         console.print(f"{counted(kept, 'line')} finished by an earlier start", highlight=False)
     if not given.dry_run:
         _finish(jobs, settings, totals, folder=given.input.is_dir(), console=console)
-    print_table(console, _table(settings, totals, dry_run=given.dry_run))
+    if totals.sums["entries"]:
+        print_table(console, _table(settings, totals, dry_run=given.dry_run))
     if totals.over:
         print(f"  {_why_over(settings, totals)}", file=sys.stderr)
     for kind, entries in totals.errors.items():
