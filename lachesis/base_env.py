@@ -22,6 +22,7 @@ from rich.console import Console
 
 import lachesis_client as inference
 from backends.errors import SettingsError
+from lachesis.authors import wrong_result
 from lachesis.rewards.reward import reward_weights, scored_by_steps, scored_otherwise
 from lachesis.runs.atropos_base import AtroposBase, overrides
 from lachesis.runs.failures import NotRunning
@@ -30,7 +31,6 @@ from lachesis.settings.chosen import as_env_config
 from lachesis.settings.class_settings import apply_class_settings
 from lachesis.settings.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
 from lachesis.settings.settings import HermesAgentEnvConfig
-from lachesis.tracebacks import wrong_result
 from lachesis_tools import BUILTIN_TOOLS, Tool, ToolRegistry
 
 # Imported where they are used: this module has to be cheap to import, for `--help`.

@@ -16,7 +16,6 @@ from backends.lazy import after_import
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.other_packages import COMPAT
 from lachesis.runs.atropos_base import MODULE
-from lachesis.tracebacks import near_module
 
 
 @contextmanager
@@ -99,6 +98,8 @@ def _import(name: str, shown: str) -> ModuleType:
         missing = "'lachesis-rl[atropos]'" if error.name == "atroposlib" else error.name
         lines = [at for frame, at in walk_tb(error.__traceback__) if frame.f_code.co_filename == shown]
         where = f"{shown}, line {lines[-1]}," if lines else shown
+        from lachesis.likely_causes import near_module
+
         near = near_module(error.name or "")
         next_step = (
             f"; did you mean {near}? Else: pip install {missing}" if near else f". Next step: pip install {missing}"

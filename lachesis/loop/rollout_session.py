@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from lachesis.tracebacks import AuthorError, defined_at, wrong_result
+from lachesis.authors import AuthorError, defined_at, wrong_result
 from lachesis_tools import ToolSession
 from lachesis_tools.dispatch import infrastructure_of
 

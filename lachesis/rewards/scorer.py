@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from backends import SandboxExhausted
+from lachesis.authors import defined_at
 from lachesis.loop.result import AgentResult
 from lachesis.loop.rollout_session import begin_session, opened_session
 from lachesis.rewards.call_scope import CallScope
@@ -21,7 +22,6 @@ from lachesis.rewards.timed_call import RewardThreads, Scored, TimeLimit, timed_
 from lachesis.rewards.watching import Watch, passed_by
 from lachesis.tool_context.context_calls import SharedState
 from lachesis.tool_context.tool_context import ToolContext
-from lachesis.tracebacks import defined_at
 from lachesis_client.failed_requests import failed_requests
 from lachesis_messages.history import MessageHistory
 from lachesis_tools import ToolRegistry, ToolResult, ToolSession

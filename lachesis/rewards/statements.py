@@ -18,7 +18,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from backends.first_use import in_turn, parse
-from lachesis.tracebacks import is_of_an_author
+from lachesis.authors import is_of_an_author
 
 _MOST_CODES = 4096
 _SCOPES = {

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from backends.errors import ExitCode, LachesisError, SettingsError
+from lachesis.authors import place
 from lachesis.runs import own_process
 from lachesis.runs.prose import print_prose
 from lachesis.runs.run_folder import name_problem
@@ -35,7 +36,7 @@ from lachesis.settings.hooks import misspelt_hooks, require_hooks
 from lachesis.settings.server_settings import ServerConfig, as_server_configs, describe, is_local_model, needs_start
 from lachesis.settings.setting_facts import facts_of
 from lachesis.settings.settings import HermesAgentEnvConfig
-from lachesis.tracebacks import explained, guess, place
+from lachesis.tracebacks import explained
 
 if TYPE_CHECKING:
     from lachesis.runs.environment import Environment
@@ -103,6 +104,8 @@ def report_error(error: Exception, console: Console | None = None, *, kept: bool
     console = console or Console(emoji=False, stderr=True)
     said, rest = str(error), ""
     if not isinstance(error, LachesisError):
+        from lachesis.likely_causes import guess
+
         said, _, rest = explained(error).partition("\n")
         where = place(error)
         if where or (isinstance(error, TypeError) and guess(error)):  # called with arguments that it does not take

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, Unpack
 import orjson
 
 from backends.errors import SettingsError
+from lachesis.authors import AuthorError
 from lachesis.settings.server_settings import REFERENCE, ServerConfig, ServerConfigError, describe
-from lachesis.tracebacks import AuthorError, explained, in_one_line, lines_of
+from lachesis.tracebacks import explained, in_one_line, lines_of
 from lachesis_client.chat_options import AnswerTimes, ChatOptions, Split, check_arguments
 from lachesis_client.errors import RequestRejected, ServerUnavailable
 from lachesis_client.model_server import MessageServer

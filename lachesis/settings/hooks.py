@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from backends.errors import SettingsError
 from backends.tasks import cancel_requests
-from lachesis.tracebacks import CALLED, defined_at
+from lachesis.authors import CALLED, defined_at
 
 NEAR, NEAR_MISSING = 0.8, 0.6
 """How much of two names is the same: of one that nobody calls and an optional hook; where a hook is missing, less."""

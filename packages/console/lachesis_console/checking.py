@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from backends.text import counted
+from lachesis.authors import defined_at
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.tracebacks import defined_at
 from lachesis_console.auditing.of_environment import SLOW_SANDBOX, SLOW_SETUP
 from lachesis_console.auditing.plan import AuditPlan
 from lachesis_console.auditing.playing import NO_REFERENCE, NO_SOLUTION, Stage

@@ -17,9 +17,10 @@ import pytest
 
 from backends.errors import ExitCode
 from lachesis.cli import main
+from lachesis.likely_causes import guess, near_module
 from lachesis.runs import command_line as cli
 from lachesis.runs.own_process import run
-from lachesis.tracebacks import explained, guess, near_module
+from lachesis.tracebacks import explained
 from lachesis_client.errors import InferenceError
 from lachesis_messages.records.jsonl import JsonlError, JsonlWriter
 from lachesis_tools import tool
@@ -130,7 +131,7 @@ def test_a_hook_that_is_no_coroutine_is_named_with_its_place(
     )
     assert main(["process", str(source), "-n", "1", "-m", "reference", "-o", str(tmp_path / "run")]) == ExitCode.FAILED
     said = " ".join(capsys.readouterr().err.split())
-    assert f"a run awaits PlainHook.{hook} (plain_{hook}.py, line 11): write `async def`" in said
+    assert re.search(rf"a run awaits .*PlainHook\.{hook} \(plain_{hook}\.py, line 11\).*: write `async def`", said)
 
 
 def test_the_limit_of_open_files_is_named_once_with_the_next_step(

@@ -47,8 +47,9 @@ async def play(job: dict[str, Any], writer: Writer) -> None:
 
 
 def main(path: str) -> int:
+    from lachesis.authors import place
     from lachesis.runs.own_process import run
-    from lachesis.tracebacks import explained, place
+    from lachesis.tracebacks import explained
 
     job = json.loads(Path(path).read_text())
     writer = Writer(Path(job["events"]))

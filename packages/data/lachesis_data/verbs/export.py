@@ -17,10 +17,11 @@ import yaml
 from backends.errors import LachesisError
 from backends.plugins import Registry, UnknownPlugin
 from backends.text import counted
+from lachesis.authors import place
 from lachesis.cli import command
 from lachesis.cli.verb_parser import VerbParser
 from lachesis.runs.run_folder import refuse_files_of_runs, require_run, settings_of
-from lachesis.tracebacks import explained, place
+from lachesis.tracebacks import explained
 from lachesis_data.exports.exports import (
     EXPORTS,
     Export,
