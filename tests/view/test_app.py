@@ -425,7 +425,7 @@ async def test_a_batch_without_rewards_is_shown_as_one_and_not_as_failed(tmp_pat
                     text = await answer.text()
                 assert words in text and ">declined<" not in text, page
                 if page == "run/plain":
-                    assert not re.search("not scored</span>|Why samples fail|Lowest first|Most mixed|cell none", text)
+                    assert not re.search("not scored</span>|Why rollouts fail|Lowest first|Most mixed|cell none", text)
                     assert 'data-label="failed calls" class="' in text and "Latest first" in text
                     assert ">4 out of tokens</a>" in text
                     assert ">4 of 4 rollouts were cut off: allow longer answers with --env.max_token_length" in text

@@ -1,4 +1,4 @@
-"""Items by samples: what a page of them holds, in which order, beside which run, and why samples fail."""
+"""Rollouts by item: what a page of them holds, in which order, beside which run, and why they fail."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ async def test_a_button_has_the_command_that_plays_the_rollout_again(folder: Pat
         place = command.removeprefix("lachesis chat --replay ")
         assert find_rollout(shlex.split(place)[0]).reward == 1.0
         at = await page.eval("[...document.querySelectorAll('.step-in')].map(each => each.dataset.copy)")
-        assert await page.eval("document.querySelector('.step-in').textContent") == "step in"
+        assert await page.eval("document.querySelector('.step-in').textContent") == "continue from here"
         assert "Copy replay command" in await page.eval("document.querySelector('.actions').textContent")
         assert "the model answered" not in await page.eval("document.querySelector('.facts').textContent")
         assert at == [f"{command} --at {turns} --as agent" for turns in range(3)], "instead of each turn"

@@ -267,12 +267,13 @@ class Index(FollowedFiles):
         return _names(self._by_item(runs))
 
     def measured(self, runs: Sequence[str]) -> list[tuple[str, float | None, list[tuple[Mean, int]]]]:
-        """Components and metrics, as in `metric_names`: the name; the weight in the reward of the last run, or None;
-        and of each run the mean over items, for a component with its interval, and how many rollouts have it."""
+        """Components and metrics, those of the largest weight first: the name; the weight in the reward of the last
+        run, or None; and of each run the mean over items, for a component with its interval, and how many rollouts have it."""
         found, weights = self._by_item(runs), self._weights(runs[-1])
+        names = sorted(_names(found), key=lambda name: -abs(weights.get(name, 0.0)))
         return [
             (name, weights.get(name), [(_mean(of, name), sum(map(len, of.values()))) for of in found[name]])
-            for name in _names(found)
+            for name in names
         ]
 
     def _by_item(self, runs: Sequence[str]) -> dict[str, list[dict[str, list[float]]]]:

@@ -132,7 +132,7 @@ def test_no_judge_leaves_out_what_has_no_reward_on_purpose() -> None:
         return {**group, "rollouts": [{**group["rollouts"][0], **kept, **end} for end in ends]}
 
     page, _ = render_report("batch", [batch("declined", "declined")])
-    shown = read(page).text.partition("Trajectories")[0]
+    shown = read(page).text.partition("all rewards")[0]
     assert "2 of 2 rollouts were cut off: allow longer answers with --env.max_token_length" in shown
     assert "no reward: a batch without --env" in shown and "mean reward" not in shown
     assert not re.search("left out|declined|if those", shown, re.IGNORECASE)
@@ -142,7 +142,7 @@ def test_no_judge_leaves_out_what_has_no_reward_on_purpose() -> None:
         ("rollout 1 no reward ", True),
     ]
     page, _ = render_report("mixed", [batch("", "declined", "infra_error"), batch("", "declined")])
-    shown = " ".join(read(page).text.partition("Trajectories")[0].split())
+    shown = " ".join(read(page).text.partition("all rewards")[0].split())
     assert "no reward" in shown and '<i class="cut" style=' in page, "as in the viewer"
     assert "<dt>left out</dt><dd>3</dd>" in page, "of rollouts that could have a reward"
     assert "no reward" in (table := page.partition('<table><tr><th class="text">item')[2].partition("</table>")[0])
@@ -308,12 +308,12 @@ async def test_every_trajectory_of_every_group_is_there(tmp_path: Path, monkeypa
     items = index(long)["items"]
     held = [item[0] for item in items if item[3][0][0] != [None]]
     assert len(items) == 40 and 0 < len(held) == len(groups(long)) < 40
-    assert f"The trajectories of {len(held)} of 40 groups are in this page" in long
+    assert f"The rollouts of {len(held)} of 40 groups are in this page" in long
     assert "<dt>items</dt><dd>40</dd>" in long, "the figures are about all of them"
     monkeypatch.setattr(report, "MAX_CHARACTERS", 64_000_000)
     monkeypatch.setattr(report, "MAX_ROLLOUTS", 16)
     few, _ = render_report("few", iter(many))
-    assert "The trajectories of 5 of 40 groups are in this page" in few, "of three rollouts each"
+    assert "The rollouts of 5 of 40 groups are in this page" in few, "of three rollouts each"
     assert "<dt>items</dt><dd>40</dd>" in few
 
 
