@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from backends.errors import os_error_hint
@@ -58,30 +58,31 @@ def _guess(error: BaseException) -> str:
 
 def _not_awaitable() -> Iterator[str]:
     """The hooks of authors' environments that a run awaits and that are plain functions, each with its place."""
-    for value in _of_authors():
-        for name in ("setup", "teardown", "get_next_item", "get_eval_items") if hasattr(value, "get_next_item") else ():
-            function = vars(value).get(name)
-            if inspect.isfunction(function) and not inspect.iscoroutinefunction(function):
-                yield f"{value.__name__}.{name}{defined_at(function)}"
+    for module in _of_authors():
+        for value in [*vars(module).values()]:
+            if isinstance(value, type) and hasattr(value, "get_next_item"):
+                for name in ("setup", "teardown", "get_next_item", "get_eval_items"):
+                    function = vars(value).get(name)
+                    if inspect.isfunction(function) and not inspect.iscoroutinefunction(function):
+                        yield f"{value.__name__}.{name}{defined_at(function)}"
 
 
-def _of_authors() -> Iterator[type]:
-    """Classes in the modules of authors."""
+def _of_authors() -> Iterator[ModuleType]:
+    """The modules of authors."""
     for module in [*sys.modules.values()]:
         if isinstance(file := getattr(module, "__file__", None), str) and is_of_an_author(file):
-            yield from (value for value in [*vars(module).values()] if isinstance(value, type))
+            yield module
 
 
 def _named(path: str) -> Any:
     """The function of an author with this qualified name, such as `SortWords.setup`; None unless there is one."""
     found: dict[int, Any] = {}
-    for module in [*sys.modules.values()]:
-        if isinstance(file := getattr(module, "__file__", None), str) and is_of_an_author(file):
-            value: Any = module
-            for name in path.split("."):
-                value = getattr(value, "__dict__", {}).get(name)
-            if value is not None:
-                found[id(value)] = value
+    for module in _of_authors():
+        value: Any = module
+        for name in path.split("."):
+            value = getattr(value, "__dict__", {}).get(name)
+        if value is not None:
+            found[id(value)] = value
     return found.popitem()[1] if len(found) == 1 else None
 
 
