@@ -268,7 +268,8 @@ class Index(FollowedFiles):
 
     def measured(self, runs: Sequence[str]) -> list[tuple[str, float | None, list[tuple[Mean, int]]]]:
         """Components and metrics, those of the largest weight first: the name; the weight in the reward of the last
-        run, or None; and of each run the mean over items, for a component with its interval, and how many rollouts have it."""
+        run, or None; and of each run the mean over items, for a component with its interval, and how many rollouts have
+        it."""
         found, weights = self._by_item(runs), self._weights(runs[-1])
         names = sorted(_names(found), key=lambda name: -abs(weights.get(name, 0.0)))
         return [
