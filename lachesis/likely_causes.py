@@ -60,7 +60,8 @@ def _not_awaitable() -> Iterator[str]:
     """The hooks of authors' environments that a run awaits and that are plain functions, each with its place."""
     for module in _of_authors():
         for value in [*vars(module).values()]:
-            if isinstance(value, type) and hasattr(value, "get_next_item"):
+            # Statically: the stand-ins of other packages for what they lack raise ImportError at any attribute.
+            if isinstance(value, type) and inspect.getattr_static(value, "get_next_item", None):
                 for name in ("setup", "teardown", "get_next_item", "get_eval_items"):
                     function = vars(value).get(name)
                     if inspect.isfunction(function) and not inspect.iscoroutinefunction(function):
@@ -70,7 +71,7 @@ def _not_awaitable() -> Iterator[str]:
 def _of_authors() -> Iterator[ModuleType]:
     """The modules of authors."""
     for module in [*sys.modules.values()]:
-        if isinstance(file := getattr(module, "__file__", None), str) and is_of_an_author(file):
+        if isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str) and is_of_an_author(file):
             yield module
 
 

@@ -127,7 +127,11 @@ def test_a_hook_that_is_no_coroutine_is_named_with_its_place(
         f"    def {hook}(self):\n        return None\n\n"
         "    def format_prompt(self, item):\n        return item\n\n"
         "    async def compute_reward(self, item, result, ctx):\n        return 1.0\n\n"
-        "    def reference_policy(self):\n        return lambda messages, tools: None\n"
+        "    def reference_policy(self):\n        return lambda messages, tools: None\n\n\n"
+        # As of a package that stands in for what is not installed: transformers has such classes.
+        "class Missing(type):\n    def __getattribute__(cls, name):\n        if name[:1] != '_':\n"
+        "            raise ImportError(name)\n        return super().__getattribute__(name)\n\n\n"
+        "class NotInstalled(metaclass=Missing):\n    pass\n"
     )
     assert main(["process", str(source), "-n", "1", "-m", "reference", "-o", str(tmp_path / "run")]) == ExitCode.FAILED
     said = " ".join(capsys.readouterr().err.split())
