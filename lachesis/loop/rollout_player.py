@@ -11,14 +11,14 @@ import asyncio
 import functools
 import logging
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from backends import BackendError, SandboxSpec
+from lachesis.loop.attempt import Attempt, RolloutPlan
 from lachesis.loop.broken_items import ALIKE, BrokenItems
-from lachesis.loop.interrupted import InterruptedRollout, interrupted_agents, note_rollout
+from lachesis.loop.interrupted import interrupted_agents
 from lachesis.loop.loop import HermesAgentLoop
 from lachesis.loop.outcome import Outcome
 from lachesis.loop.result import AgentResult, TokenCount
@@ -28,11 +28,10 @@ from lachesis.loop.tool_calls import SessionCalls
 from lachesis.rewards.reward import Reward
 from lachesis.rewards.scorer import Scorer, SetUpFailed
 from lachesis.rewards.timed_call import Scored
-from lachesis.tool_context.tool_context import ToolContext
 from lachesis_client import InferenceError
 from lachesis_client.chat_options import Split
 from lachesis_client.failed_requests import failed_requests
-from lachesis_tools import Tool, ToolCrashed, ToolRegistry, ToolSessions
+from lachesis_tools import Tool, ToolCrashed, ToolRegistry, ToolSession, ToolSessions
 from lachesis_tools.budget import ResultBudget
 
 if TYPE_CHECKING:
@@ -105,147 +104,152 @@ class RolloutPlayer:
         if spec is not None:
             spec = replace(spec, lifetime=max(spec.lifetime, self.sessions.spec.lifetime))
         started = time.monotonic()
-        rollout_id = uuid.uuid4().hex
-        names = [*(schema["function"]["name"] for schema in tools), *(tool.name for tool in self.unlisted)]
-        branch = branch_of_rollout.get()
+        plan = RolloutPlan(
+            item=item,
+            messages=messages,
+            item_key=item_key,
+            index=index,
+            tools=tools,
+            temperature=temperature,
+            split=split,
+            spec=spec,
+            branch=branch_of_rollout.get(),
+        )
         branch_of_rollout.set(None)  # a rollout that this one's code plays is another one
-        attempts = 0
         retried_after: list[str] = []
         lost = TokenCount()
         broken_item = False
         while True:
-            attempts += 1
-            task_id = f"{item_key}-{index}-{rollout_id[:8]}-{attempts}"
-            verifier_id = f"{task_id}-verifier"
-            release = functools.partial(self.release, task_id, verifier_id)
-            start = branch.start if branch is not None else None
-            session = self.sessions.open(task_id, spec=spec, checkpoint=None if start is None else start.checkpoint)
-            context: ToolContext | None = None
-            held: HeldSandbox | None = None
-            result: AgentResult | None = None
-            cut: list[AgentResult] = []
-            scored: Scored[Reward | None] = Scored()
-            try:
-                loop = self.make_loop(
-                    self.server.for_rollout(group=item_key, session=rollout_id),
-                    tools,
-                    task_id=task_id,
-                    temperature=temperature,
-                    execute=SessionCalls(session, self.registry, names, self.budget),
-                    split=split,
-                )
-                for tool in self.unlisted:
-                    assert isinstance(loop, HermesAgentLoop), "environments of other agents have no tools of items"
-                    loop.required_arguments[tool.name] = tool.definition()["function"]["parameters"].get("required", ())
-                if self.scorer.follow_up is not None:
-                    assert isinstance(loop, HermesAgentLoop), "environments of other agents take no follow_up"
-                    loop.follow_up = functools.partial(self.scorer.user_message, item)
-                with failed_requests() as failed:
-                    if branch is not None:
-                        branch.join(loop, session)
-                    if start is None:
-                        await self.scorer.set_up(item, session, self.registry)
-                for request in failed.values():
-                    raise request
-                first = messages() if callable(messages) else messages
-                with failed_requests(), interrupted_agents() as cut:  # the outcome tells of the requests
-                    try:
-                        result = await while_open(loop.run(first), session)
-                    except asyncio.CancelledError:
-                        result = cut[-1] if cut else None
-                        raise
-                outcome, reason, error = result.outcome, result.reason, result.error
-                if isinstance(error, ToolCrashed):
-                    scored = Scored(error=error)
-                elif outcome is Outcome.AGENT_FAULT:
-                    scored = Scored(faults={0: reason})
-                elif outcome.scored and not self._is_fixed(outcome):
-                    context = self.scorer.context_class(
-                        session,
-                        self.registry,
-                        open_verifier=functools.partial(self.sessions.open, verifier_id, spec=spec),
-                    )
-                    with failed_requests() as failed:
-                        scoring = self.scorer.score(item, result, context, about=(item_key, rollout_id))
-                        scored = await while_open(scoring, session)
-                    if failed:
-                        scored = Scored()
-                        outcome, error = Outcome.INFRA_ERROR, next(iter(failed.values()))
-                        reason = f"a request of the reward failed: {error}"
-                    result.reward = scored.value
-                    if scored.value is not None and self.scorer.compute_group_reward is not None:
-                        held = HeldSandbox(context, release)
-                        if (of_group := held_sandboxes.get()) is not None:
-                            of_group.append(held)
-            except (BackendError, InferenceError) as broken:
-                outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
-            except (SetUpFailed, SessionEnded) as broken:
-                if cut and result is None:  # its tokens were paid, although it has no result
-                    lost.include(_tokens_of(cut[-1], branch))
-                error = next(iter(failed.values()), None)  # a request of the environment's
-                scored = Scored(error=(broken.__cause__ or broken) if error is None else None)
-                outcome, reason = Outcome.INFRA_ERROR, str(error or broken)
-            except asyncio.CancelledError:
-                if result is not None and result.outcome is not Outcome.COMPLETED:
-                    note_rollout(
-                        InterruptedRollout(
-                            Rollout(
-                                rollout_id=rollout_id,
-                                item_key=item_key,
-                                index=index,
-                                outcome=Outcome.INFRA_ERROR,
-                                reason="interrupted",
-                                reward=None,
-                                result=result,
-                                attempts=attempts,
-                            ),
-                            tools,
-                        )
-                    )
-                raise
-            finally:
-                if held is None:
-                    await release()
-            if outcome is not Outcome.INFRA_ERROR:
+            attempt = await self._attempt(plan, len(retried_after) + 1)
+            lost.include(attempt.unfinished)
+            if attempt.outcome is not Outcome.INFRA_ERROR:
                 self.broken_items.answered(item_key)
                 break
-            if scored.error is not None:
+            if attempt.scored.error is not None:
                 break
-            if self.broken_items.failed(item_key, reason):
+            if self.broken_items.failed(item_key, attempt.reason):
                 broken_item = True
-                reason = f"failed {ALIKE} times in a row while others were answered, the last time: {reason}"
+                attempt.reason = (
+                    f"failed {ALIKE} times in a row while others were answered, the last time: {attempt.reason}"
+                )
                 break
-            if attempts > self.max_infra_retries or repeats(error):
+            if attempt.number > self.max_infra_retries or repeats(attempt.error):
                 break
-            retried_after.append(reason)
-            if result is not None:
-                lost.include(_tokens_of(result, branch))
+            retried_after.append(attempt.reason)
+            if attempt.result is not None:
+                lost.include(plan.tokens_of(attempt.result))
+        scored = attempt.scored
         rollout = Rollout(
-            rollout_id=rollout_id,
+            rollout_id=plan.rollout_id,
             item_key=item_key,
             index=index,
-            outcome=outcome,
-            reason=reason,
+            outcome=attempt.outcome,
+            reason=attempt.reason,
             reward=None,
-            result=result,
+            result=attempt.result,
             traceback=scored.traceback,
-            error=error or scored.wrong_setting,
-            attempts=attempts,
+            error=attempt.error or scored.wrong_setting,
+            attempts=attempt.number,
             retried_after=tuple(retried_after),
             lost=lost,
             seconds=time.monotonic() - started,
             broken_item=broken_item,
-            reward_calls=context.calls if context is not None else (),
-            held=held,
+            reward_calls=attempt.context.calls if attempt.context is not None else (),
+            held=attempt.held,
             doubt=scored.doubt,
         ).rewarded(scored.value)
         if scored.doubt is not None:
             return self.settled(rollout)
         if scored.faults:
             return self.at_fault(rollout, scored.faults[0])
-        if self._is_fixed(outcome):
-            return _with_fixed(rollout, self.score_of_timeout, reason, "score_of_timeout")
+        if self._is_fixed(attempt.outcome):
+            return _with_fixed(rollout, self.score_of_timeout, attempt.reason, "score_of_timeout")
         return rollout
+
+    async def _attempt(self, plan: RolloutPlan, number: int) -> Attempt:
+        """Start a rollout, and play it up to its score or to what breaks it."""
+        attempt = Attempt(number)
+        name = f"{plan.item_key}-{plan.index}-{plan.rollout_id[:8]}-{number}"
+        verifier = f"{name}-verifier"
+        start = plan.start
+        session = self.sessions.open(name, spec=plan.spec, checkpoint=None if start is None else start.checkpoint)
+        try:
+            attempt.result = result = await self._played(attempt, plan, session)
+            attempt.outcome, attempt.reason, attempt.error = result.outcome, result.reason, result.error
+            if isinstance(result.error, ToolCrashed):
+                attempt.scored = Scored(error=result.error)
+            elif result.outcome is Outcome.AGENT_FAULT:
+                attempt.scored = Scored(faults={0: result.reason})
+            elif result.outcome.scored and not self._is_fixed(result.outcome):
+                await self._score(attempt, plan, result, session, verifier)
+        except (BackendError, InferenceError) as broken:
+            attempt.outcome, attempt.reason, attempt.error = Outcome.INFRA_ERROR, str(broken), broken
+        except (SetUpFailed, SessionEnded) as broken:
+            if attempt.cut and attempt.result is None:  # its tokens were paid, although it has no result
+                attempt.unfinished = plan.tokens_of(attempt.cut[-1])
+            attempt.error = next(iter(attempt.failed.values()), None)
+            attempt.scored = Scored(error=(broken.__cause__ or broken) if attempt.error is None else None)
+            attempt.outcome, attempt.reason = Outcome.INFRA_ERROR, str(attempt.error or broken)
+        except asyncio.CancelledError:
+            attempt.note_interrupted(plan)
+            raise
+        finally:
+            if attempt.held is None:
+                await self.release(name, verifier)
+        return attempt
+
+    async def _played(self, attempt: Attempt, plan: RolloutPlan, session: ToolSession) -> AgentResult:
+        """Set the sandbox up, and let the agent play."""
+        names = [*(schema["function"]["name"] for schema in plan.tools), *(tool.name for tool in self.unlisted)]
+        loop = self.make_loop(
+            self.server.for_rollout(group=plan.item_key, session=plan.rollout_id),
+            plan.tools,
+            task_id=session.task_id,
+            temperature=plan.temperature,
+            execute=SessionCalls(session, self.registry, names, self.budget),
+            split=plan.split,
+        )
+        for tool in self.unlisted:
+            assert isinstance(loop, HermesAgentLoop), "environments of other agents have no tools of items"
+            loop.required_arguments[tool.name] = tool.definition()["function"]["parameters"].get("required", ())
+        if self.scorer.follow_up is not None:
+            assert isinstance(loop, HermesAgentLoop), "environments of other agents take no follow_up"
+            loop.follow_up = functools.partial(self.scorer.user_message, plan.item)
+        with failed_requests() as attempt.failed:
+            if plan.branch is not None:
+                plan.branch.join(loop, session)
+            if plan.start is None:
+                await self.scorer.set_up(plan.item, session, self.registry)
+        for request in attempt.failed.values():
+            raise request
+        first = plan.messages() if callable(plan.messages) else plan.messages
+        with failed_requests(), interrupted_agents() as attempt.cut:  # the outcome tells of the requests
+            try:
+                return await while_open(loop.run(first), session)
+            except asyncio.CancelledError:
+                attempt.result = attempt.cut[-1] if attempt.cut else None
+                raise
+
+    async def _score(
+        self, attempt: Attempt, plan: RolloutPlan, result: AgentResult, session: ToolSession, verifier: str
+    ) -> None:
+        """Call the reward. `verifier` names its fresh sandboxes."""
+        open_verifier = functools.partial(self.sessions.open, verifier, spec=plan.spec)
+        context = self.scorer.context_class(session, self.registry, open_verifier=open_verifier)
+        attempt.context = context
+        with failed_requests() as attempt.failed:
+            about = (plan.item_key, plan.rollout_id)
+            scored = await while_open(self.scorer.score(plan.item, result, context, about=about), session)
+        if attempt.failed:
+            scored = Scored()
+            attempt.outcome, attempt.error = Outcome.INFRA_ERROR, next(iter(attempt.failed.values()))
+            attempt.reason = f"a request of the reward failed: {attempt.error}"
+        attempt.scored = scored
+        result.reward = scored.value
+        if scored.value is not None and self.scorer.compute_group_reward is not None:
+            attempt.held = HeldSandbox(context, functools.partial(self.release, session.task_id, verifier))
+            if (of_group := held_sandboxes.get()) is not None:
+                of_group.append(attempt.held)
 
     def _is_fixed(self, outcome: Outcome) -> bool:
         """Whether a setting decides the score, and no reward."""
@@ -356,13 +360,6 @@ class RolloutPlayer:
                 log.warning("the sandbox of %s could not be removed yet: %s", task_id, error)
             elif isinstance(error, BaseException):
                 raise error
-
-
-def _tokens_of(result: AgentResult, branch: Any) -> TokenCount:
-    """What an attempt sampled itself, without the turns that it had from another rollout."""
-    if branch is None or branch.start is None:
-        return result.tokens
-    return result.tokens.without(branch.start.rollout.tokens)
 
 
 def _with_fixed(rollout: Rollout, score: FixedScore | Literal["reward"], why: str, setting: str) -> Rollout:
