@@ -190,6 +190,7 @@ class Files(HermesAgentBaseEnv):
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("more", "severity"), [("", "note"), (" Change nothing else.", "error")])
 def test_only_the_environments_own_words_exclude_other_calls(more: str, severity: str, tmp_path: Path) -> None:
     """`search_files` can return "only the names of files"."""
@@ -197,6 +198,7 @@ def test_only_the_environments_own_words_exclude_other_calls(more: str, severity
     assert (found["more-than-asked"], code) == (severity, int(severity == "error")), found
 
 
+@pytest.mark.slow
 def test_evaluation_items_that_are_training_items_are_an_error(tmp_path: Path) -> None:
     def held(words: str) -> tuple[str, str]:
         method = f"    async def get_eval_items(self):\n        return {words}\n\n    def format_prompt"
@@ -351,6 +353,7 @@ COMMIT = """await ctx.write_file("notes.txt", GOOD)
         await ctx.terminal(f"{git} commit -qm b --amend notes.txt", check=True)"""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("before", "after", "code"),
     [
@@ -368,6 +371,7 @@ def test_what_the_agents_terminal_finds_or_destroys(before: str, after: str, cod
     assert ended == 1 and found[code] == "error", found
 
 
+@pytest.mark.slow
 def test_a_sound_environment_with_files_has_no_errors(tmp_path: Path) -> None:
     ended, found = audited(tmp_path, text=FILES)
     assert ended == 0, found

@@ -187,6 +187,7 @@ def test_commands_of_a_chat_with_a_model(tmp_path: Path) -> None:
     assert Journal.named("b", tmp_path / "state/lachesis/chats").messages[-1]["content"] == "291"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "typed",
     [
@@ -276,6 +277,7 @@ async def test_another_model_is_asked_at_the_same_server_and_without_a_foreign_k
     assert all("key-of-a" not in str(headers) for headers in other.headers)
 
 
+@pytest.mark.slow
 def test_a_chat_is_never_taken_for_a_run_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("run", "data/tool-result", "data/tool-result-2"):
@@ -560,6 +562,7 @@ async def test_lines_of_the_agent(line: str, arguments: dict[str, Any]) -> None:
             await read_line(wrong, tools, ask)
 
 
+@pytest.mark.slow
 async def test_an_image_of_a_person_is_there_again_in_a_replay(tmp_path: Path) -> None:
     (tmp_path / "dot.png").write_bytes(base64.b64decode(PICTURE.partition(",")[2]))
     async with ScriptedServer([say("one"), say("a dot"), say("the end")]) as server:

@@ -37,6 +37,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
             del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_what_new_writes_passes_its_own_test(capsys: pytest.CaptureFixture[str]) -> None:
     for kind in KINDS:
         assert main(["new", f"my-{kind}", "--kind", kind]) == 0

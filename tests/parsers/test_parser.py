@@ -378,6 +378,7 @@ def test_bad_input_gets_a_result_or_names_the_argument(name):
         assert [c.arguments for c in parser.parse(call, [schema, *TOOLS]).tool_calls] == [{"command": "ls"}]
 
 
+@pytest.mark.slow
 def test_megabytes_of_openers_are_text():
     text = "<tool_call>" * (1_000_000 if ALL else 200_000)
     parsed = get_parser("hermes").parse(text)

@@ -265,6 +265,7 @@ def at_a_time(seconds: float) -> str:
     return formatdate(time.time() + seconds, usegmt=True)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("status", "header"), [(429, in_seconds), (503, at_a_time)])
 @pytest.mark.parametrize("who", ["searxng", "firecrawl", "vision"])
 async def test_a_pause_that_a_service_asks_for_is_given_by_all_rollouts(

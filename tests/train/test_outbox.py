@@ -260,6 +260,7 @@ async def test_content_of_settled_groups_is_deleted_and_its_pages_are_used_again
         assert facts(outbox) == before
 
 
+@pytest.mark.slow
 async def test_the_write_ahead_log_of_a_large_group_does_not_stay(tmp_path):
     async with opening(tmp_path) as outbox:
         await register(outbox)

@@ -67,7 +67,7 @@ def test_every_command_of_the_readme_runs(checkout: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES[1:] if commands(page) and not page.name.startswith("tutorial-")],  # see test_tutorials
@@ -104,7 +104,7 @@ def test_the_commands_of_the_model_are_there_and_the_readme_has_another_one() ->
 
 
 @pytest.mark.model
-@pytest.mark.sample(30)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     ("page", "code"), list(blocks("python")), ids=lambda value: value.name if isinstance(value, Path) else ""
 )

@@ -103,6 +103,7 @@ def test_a_run_of_messages_loads_nothing_of_tokens_training_atroposlib_or_wandb(
     assert modules & {"tool_call_parsers.formats", "tool_call_parsers.parser"} == set()
 
 
+@pytest.mark.slow
 def test_a_run_with_tokens_loads_one_engine_and_the_parsers_of_one_family(tmp_path: Path) -> None:
     server = [sys.executable, "-m", "lachesis", "fake-server", "--port", "0", "--policy", "tools"]
     with subprocess.Popen(

@@ -59,6 +59,7 @@ def test_what_is_marked_long_runs_where_all_are_asked_for(
     assert "1 passed" in named.stdout, "a test that is named runs"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("environment", "name", "passed"),
     [

@@ -116,6 +116,7 @@ def plays(request: dict[str, Any]) -> Any:
     return say("[2]")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("made", [harbor, atropos, textarena, gymnasium, mcp])
 def test_every_verb_plays_every_scheme(
     tmp_path: Path, made: Callable[[Path], str], capfd: pytest.CaptureFixture[str]

@@ -29,6 +29,7 @@ def words(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.model
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_tutorial_does_what_it_shows(page: Path, tmp_path: Path) -> None:

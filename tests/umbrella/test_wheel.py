@@ -198,6 +198,7 @@ def test_a_wheel_has_every_file_of_its_package_and_no_other(wheels: dict[str, Pa
     assert packed == {Path(file).name if file == moved else file for file in here}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", [name for name in PROJECTS if name != UMBRELLA])
 def test_a_package_does_what_its_page_shows_without_those_above_it(
     wheels: dict[str, Path], name: str, tmp_path: Path
@@ -214,6 +215,7 @@ def test_a_package_does_what_its_page_shows_without_those_above_it(
         run(python, *arguments, cwd=tmp_path)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("command", "package"),
     [

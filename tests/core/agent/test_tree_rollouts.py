@@ -157,6 +157,7 @@ async def test_the_table_says_how_many_tokens_branches_shared(tmp_path: Path) ->
     assert dict(result.rows())["branched"] == said
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("rule", "begins"),
     [
@@ -211,6 +212,7 @@ def test_a_setting_that_makes_no_trees_is_refused(settings: dict[str, Any], said
         HermesAgentEnvConfig(**{"group_size": 8, "tree_at": "turns:2,3", **settings})
 
 
+@pytest.mark.slow
 async def test_what_cannot_branch_is_refused_by_name(tmp_path: Path) -> None:
     class Session(Letters):
         @asynccontextmanager

@@ -880,7 +880,7 @@ class SlowItself(Slow):
             return float(len(urllib.request.urlopen(address, timeout=2).read()))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("why", ["waits", "own_work", "for_everybody", "of_the_item"])
 @pytest.mark.parametrize("way", ["async", "plain"])
 async def test_a_reward_that_is_slow_by_itself_is_no_score(tmp_path: Path, way: str, why: str) -> None:

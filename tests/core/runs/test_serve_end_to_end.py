@@ -51,6 +51,7 @@ def test_which_servers_report_tokens() -> None:
         assert token_engine(ServerConfig(**of)) == engine, of
 
 
+@pytest.mark.slow
 @pytest.mark.model
 async def test_serve_sends_what_the_embedded_model_sampled(tmp_path: Path, run_api: StockRunApi) -> None:
     async with run_api.wiped() as api:

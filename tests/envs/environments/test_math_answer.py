@@ -203,6 +203,7 @@ def forms(text: str) -> list[str]:
     return [form for form in re.split(r" {2,}|\n", text) if form.strip()]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("table", "earns"), [(RIGHT, True), (WRONG, False)], ids=["right", "wrong"])
 async def test_the_forms_in_which_people_and_models_write_answers(
     table: dict[str, str], earns: bool, verifier: MathVerifier

@@ -201,6 +201,7 @@ TABLE: dict[Adapter, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("adapter", TABLE, ids=lambda adapter: adapter.__name__)
 async def test_every_token_arrives_once_or_its_rollout_is_refused_by_name(
