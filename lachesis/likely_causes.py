@@ -60,12 +60,17 @@ def _not_awaitable() -> Iterator[str]:
     """The hooks of authors' environments that a run awaits and that are plain functions, each with its place."""
     for module in _of_authors():
         for value in [*vars(module).values()]:
-            # Statically: the stand-ins of other packages for what they lack raise ImportError at any attribute.
-            if isinstance(value, type) and inspect.getattr_static(value, "get_next_item", None):
+            if isinstance(value, type) and _is_environment(value):
                 for name in ("setup", "teardown", "get_next_item", "get_eval_items"):
                     function = vars(value).get(name)
                     if inspect.isfunction(function) and not inspect.iscoroutinefunction(function):
                         yield f"{value.__name__}.{name}{defined_at(function)}"
+
+
+def _is_environment(cls: type) -> bool:
+    """Whether it has `get_next_item`. `hasattr` asks the metaclass, and those of what a package stands in for raise."""
+    of = type.__getattribute__
+    return any("get_next_item" in of(base, "__dict__") for base in of(cls, "__mro__"))
 
 
 def _of_authors() -> Iterator[ModuleType]:
