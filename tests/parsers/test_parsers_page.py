@@ -39,6 +39,7 @@ def test_the_example_passes_the_suite_outside_the_tree(tmp_path: Path):
 PLAIN, SHOWN = "test_a_case_is_read_as_expected[content and a call]", "test_cases_show_plain_and_malformed_text"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("line", "wrong", "failure", "message"),
     [

@@ -446,6 +446,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("victim", ["owner", "helper", "executor"])
 async def test_nothing_is_left_of_what_is_killed_at_any_step(local: Backend, victim: str) -> None:
     mark, draw = f"mark-{uuid.uuid4().hex}", random.Random(victim)

@@ -270,6 +270,7 @@ async def test_a_limit_that_nobody_would_keep_is_refused_by_name(place: Place) -
             await place.backend.create(SandboxSpec(**{field: LIMITS[field]}))  # type: ignore[arg-type]
 
 
+@pytest.mark.sample(2)
 @only("local-bubblewrap", "local-none", "docker", "singularity", "ssh")
 async def test_memory_processes_and_disk_run_out_and_the_sandbox_lives_on(place: Place, fields: dict[str, int]) -> None:
     mark = uuid.uuid4().hex

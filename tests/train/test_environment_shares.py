@@ -62,6 +62,7 @@ async def playing(folder: Path, **settings: Any) -> AsyncIterator[Players]:
         yield players
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("weights", [(2, 1), (1, 2), (1, 1, 1), (5, 2, 1), (1, 1, 1, 1, 1), (30, 1, 1)])
 async def test_shares_of_the_sequences_converge_to_the_weights(tmp_path: Path, weights: Sequence[int]) -> None:
     """The first environment always has a full queue, the others never have more than `serve` plays ahead for them."""

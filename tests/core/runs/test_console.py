@@ -189,6 +189,7 @@ async def test_a_first_prompt_that_does_not_fit_is_a_settings_fault_and_no_zero(
     assert REPEATS in shown(result)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("groups", "answers", "code"), [(1, [], 2), (4, [], 2), (4, [sorts], 2), (4, [lambda _: 503], 1)]
 )

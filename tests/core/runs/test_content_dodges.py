@@ -345,6 +345,7 @@ def unscored(found: list[dict[str, Any]]) -> list[Any]:
     return [(each["messages"][1:3], each["traceback"]) for each in found if each["reward"] is None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["process", pytest.param("evaluate", marks=pytest.mark.long)])
 async def test_no_content_lets_an_agent_go_without_its_score(tmp_path: Path, command: str) -> None:
     total = sum(1 + len(dodges) for _, dodges in DODGES.values())
@@ -705,6 +706,7 @@ async def test_a_bug_in_what_is_not_evaluated_every_time_is_no_score(tmp_path: P
     assert [rollout["reward"] for rollout in rollouts(ran.files.failures)] == [None] * 3
 
 
+@pytest.mark.slow
 async def test_no_bug_of_an_environment_becomes_a_score(tmp_path: Path) -> None:
     settings = {"total_steps": 120, "group_size": 1, "max_failed_groups": 100, "max_num_workers": 2}
     ran = await process(Bugs, tmp_path, obeys, **settings)

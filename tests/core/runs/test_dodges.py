@@ -141,6 +141,7 @@ class Answers(SortWords):
         return float(await ctx.read_bytes("answer.txt") == b"42\n")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", ["process", "evaluate"])
 async def test_the_mean_of_a_dishonest_policy_is_its_true_mean(tmp_path: Path, command: str) -> None:
     def obeys(request: dict[str, Any]) -> Any:

@@ -188,6 +188,7 @@ class Failing(SortWords):
             item["answer"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("where", ["setup", "get_next_item", "format_prompt", "setup_sandbox", "compute_reward"])
 def test_an_exception_of_the_author_has_one_headline_and_no_frame_of_ours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str

@@ -155,6 +155,7 @@ class Hangs(SortWords):
         await ctx.terminal("sleep 300", timeout=300)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [

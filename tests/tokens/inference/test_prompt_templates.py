@@ -194,6 +194,7 @@ def test_a_chain_of_extensions_is_what_the_template_renders(
         assert tokenizer.decode(prompt.prefix.own_ids).endswith(prompt.generation_prompt)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 @FEW
 @given(conversation=conversations(6), data=st.data())

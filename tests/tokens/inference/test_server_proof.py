@@ -232,6 +232,7 @@ async def test_what_is_remembered_is_bounded() -> None:
 # The tokenizer.
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("absent", [[], ["/tokenize"]], ids=["tokenize", "echo"])
 @pytest.mark.parametrize("kind", FAKED)
 async def test_another_tokenizer_is_noticed_and_named(kind: str, absent: list[str]) -> None:

@@ -296,6 +296,7 @@ class Silent(Weights):
         return SimpleNamespace(ids=[], logprobs=[], reason="stop", step=self.step)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("phase", ["train", "eval"])
 @pytest.mark.parametrize("step_wise", [True, False])
 async def test_the_score_of_a_rollout_without_a_token_counts(step_wise: bool, phase: str, types: None) -> None:

@@ -57,6 +57,7 @@ def test_samples_are_checked(first: Path) -> None:
     assert checked["sampled"] == checked["delivered"] == 676
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("form", EXPORTS)
 def test_a_run_is_exported(first: Path, form: str) -> None:
     out = {"inspect": "out.eval", "parquet": "out.parquet"}.get(form, "out.jsonl")
