@@ -36,6 +36,8 @@ MODEL_SERVER = "model_server"
 BROKEN_ITEM = "broken_item"
 """The kind of a rollout without a score whose item cannot be played."""
 
+_FEW_MESSAGES, _FEW_TOKENS = 64, 20_000
+
 _REPEATS = (RequestRejected, PromptError)
 """The server would reject the same request again, and the template the same conversation."""
 
@@ -271,6 +273,14 @@ class PlayedGroup:
     @property
     def scored(self) -> list[Rollout]:
         return [rollout for rollout in self.rollouts if rollout.reward is not None]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its record takes a millisecond or two to make, as it does for short conversations."""
+        results = [rollout.result for rollout in self.rollouts if rollout.result is not None]
+        if sum(len(result.history) for result in results) > _FEW_MESSAGES:
+            return False
+        return sum(each.tokens.prompt_tokens + each.tokens.completion_tokens for each in results) <= _FEW_TOKENS
 
     @property
     def left_to_agents(self) -> bool:

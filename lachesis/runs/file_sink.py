@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -36,12 +36,25 @@ from lachesis.runs.results import RunFiles
 from lachesis.runs.run_folder import RunFolderError
 from lachesis.runs.sink import RunCounts, Sink
 from lachesis_messages.records.digests import certified
-from lachesis_messages.records.jsonl import JsonlWriter, read_lines
+from lachesis_messages.records.jsonl import JsonlError, JsonlWriter, read_lines
 
 INTERRUPTED: Final = "interrupted"
 """Stands in place of the outcome in the trajectory of a rollout that was cancelled."""
 
+MOST_AT_ONCE: Final = 16
+"""Groups that are written together, whose lines are in memory until then."""
+
 T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A group that waits for the disk."""
+
+    record: dict[str, Any]
+    kept: bool
+    tried: bool = False
+    error: Exception | None = None
 
 
 class FileSink(Sink[PlayedGroup]):
@@ -107,6 +120,7 @@ class FileSink(Sink[PlayedGroup]):
         """Of the whole run; known once the sink is closed."""
         self._earlier_done = 0
         self._writing = asyncio.Lock()
+        self._waiting: list[_Waiting] = []
 
     @asynccontextmanager
     async def opened(self, changed: Callable[[], None]) -> AsyncIterator[None]:
@@ -192,11 +206,13 @@ class FileSink(Sink[PlayedGroup]):
             rollout.get("completion_tokens", 0) + rollout["lost_completion_tokens"]
             for rollout in (*record.get("rollouts", ()), *filter(None, [record.get("beside")]))
         )
+        self._waiting.append(waiting := _Waiting(dict(record), kept=isinstance(decision, Kept)))
         async with self._writing:
-            if isinstance(decision, Kept):
-                await to_its_end(self._write, dict(record))
-            else:
-                await to_its_end(self._write_failure, record)
+            while not waiting.tried:  # those that came while others were written are written together
+                some, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
+                await to_its_end(self._write, some)
+        if waiting.error is not None:
+            raise waiting.error
         if isinstance(decision, Kept):
             self.played += 1
         else:
@@ -228,12 +244,33 @@ class FileSink(Sink[PlayedGroup]):
             record |= self.evaluation.about(group.item)
         return {**record, "run": run, "evaluation": self.evaluation is not None} if run else record
 
-    def _write(self, record: dict[str, Any]) -> None:
-        self._write_trajectories(self.ledger.append(record), known=frozenset())
+    def _write(self, waiting: Sequence[_Waiting]) -> None:
+        """Write groups, which wait for the disk once."""
+        try:
+            self._write_trajectories(self._append([each for each in waiting if each.kept]))
+            failures = [each.record for each in waiting if not each.kept]
+            self._failures.write_all(map(certified, failures))
+            self._write_trajectories(failures, of_failure=True)
+        except Exception as error:
+            for each in waiting:
+                each.error = each.error or error
+        for each in waiting:
+            each.tried = True
 
-    def _write_failure(self, record: Mapping[str, Any]) -> None:
-        self._failures.write(certified(record))
-        self._write_trajectories(record, frozenset(), of_failure=True)
+    def _append(self, waiting: Sequence[_Waiting]) -> Sequence[dict[str, Any]]:
+        """Add groups to the ledger: the records as they were written."""
+        try:
+            return self.ledger.append_all([each.record for each in waiting])
+        except JsonlError:
+            if len(waiting) == 1:
+                raise
+        written = []
+        for each in waiting:  # what cannot be written keeps no other group from the disk
+            try:
+                written.append(self.ledger.append(each.record))
+            except JsonlError as error:
+                each.error = error
+        return written
 
     async def keep_interrupted(self, item: Any, interrupted: Sequence[InterruptedRollout]) -> None:
         """Write the finished turns of rollouts that were cancelled into the failed trajectories. They have no outcome,
@@ -248,15 +285,16 @@ class FileSink(Sink[PlayedGroup]):
         self._writers[False].write_all({**entry, "outcome": INTERRUPTED} for entry in entries)
 
     def _write_trajectories(
-        self, record: Mapping[str, Any], known: frozenset[str], *, of_failure: bool = False
+        self, records: Sequence[Mapping[str, Any]], known: frozenset[str] = frozenset(), *, of_failure: bool = False
     ) -> None:
-        """`of_failure`: of a group that is played again, only what did not complete."""
-        if not self.save_trajectories or (
-            known and known.issuperset(rollout["rollout_id"] for rollout in record["rollouts"])
-        ):
+        """Write the entries of groups, except those of the rollouts in `known`; `of_failure`: of groups that are played
+        again, only what did not complete."""
+        if not self.save_trajectories:
             return
         entries = [
             entry
+            for record in records
+            if not (known and known.issuperset(rollout["rollout_id"] for rollout in record["rollouts"]))
             for entry in trajectories_of(record, system=self.system)
             if entry["rollout_id"] not in known and not (of_failure and entry["completed"])
         ]
@@ -279,10 +317,10 @@ class FileSink(Sink[PlayedGroup]):
             self.figures.add_record(record)
             if self.on_earlier is not None:
                 self.on_earlier(record)
-            self._write_trajectories(record, known)
+            self._write_trajectories([record], known)
         self._forget_superseded_failures()
         for record in self._unscored_groups().values():
-            self._write_trajectories(record, known, of_failure=True)
+            self._write_trajectories([record], known, of_failure=True)
 
     def _unscored_groups(self) -> dict[str, dict[str, Any]]:
         """By key: the last failure of each that is still without a scored rollout.

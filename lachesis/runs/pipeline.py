@@ -289,7 +289,10 @@ class Pipeline(Generic[G]):
         if self.on_played is not None:
             self.on_played(group)
         async with self._deciding:  # threads that compute share one GIL with the loop: it waits for each of them
-            decision = await asyncio.to_thread(self.sink.decide, group)
+            if getattr(group, "is_small", False):  # to change threads takes as long
+                decision = self.sink.decide(group)
+            else:
+                decision = await asyncio.to_thread(self.sink.decide, group)
         if isinstance(decision, Kept) and (old := self.sink.too_old(flight.step)) is not None:
             tokens = decision.tokens + decision.undelivered
             decision = replace(old, tokens=tokens, rewards=decision.rewards, tracebacks=decision.tracebacks)

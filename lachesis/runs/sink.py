@@ -87,7 +87,7 @@ class Sink(ABC, Generic[G]):
 
     @abstractmethod
     def decide(self, group: G) -> Decision:
-        """Whether the group is kept, and as what. Runs in a thread: it may take its time."""
+        """Whether the group is kept, and as what. Runs in a thread where the group is large: it may take its time."""
 
     @abstractmethod
     async def accept(self, job: ItemJob, decision: Decision, step: int) -> Decision:
