@@ -22,7 +22,7 @@ from lachesis.ours import PACKAGES  # noqa: E402
 
 LIMITS = {
     "backends": 19_040,  # checkpoints, forks, warm sandboxes; children that end with their parent, the cache
-    "lachesis": 19_760,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
+    "lachesis": 19_900,  # helps, costs; settings of web, vision, mcp, pools; credit, draws; items held out; trees
     "lachesis_client": 2_970,  # streams
     "lachesis_compat": 5_340,  # tools.web_tools and others, the agent under its old name, tool backends
     "lachesis_console": 7_850,  # the plays and findings of the audit, chats that lose nothing, also behind summaries
