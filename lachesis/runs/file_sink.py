@@ -36,7 +36,7 @@ from lachesis.runs.results import RunFiles
 from lachesis.runs.run_folder import RunFolderError
 from lachesis.runs.sink import RunCounts, Sink
 from lachesis_messages.records.digests import certified
-from lachesis_messages.records.jsonl import JsonlError, JsonlWriter, read_lines
+from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 
 INTERRUPTED: Final = "interrupted"
 """Stands in place of the outcome in the trajectory of a rollout that was cancelled."""
@@ -247,30 +247,16 @@ class FileSink(Sink[PlayedGroup]):
     def _write(self, waiting: Sequence[_Waiting]) -> None:
         """Write groups, which wait for the disk once."""
         try:
-            self._write_trajectories(self._append([each for each in waiting if each.kept]))
+            kept = self.ledger.append_all([each.record for each in waiting if each.kept])
+            self._write_trajectories(kept)
             failures = [each.record for each in waiting if not each.kept]
             self._failures.write_all(map(certified, failures))
             self._write_trajectories(failures, of_failure=True)
         except Exception as error:
             for each in waiting:
-                each.error = each.error or error
+                each.error = error
         for each in waiting:
             each.tried = True
-
-    def _append(self, waiting: Sequence[_Waiting]) -> Sequence[dict[str, Any]]:
-        """Add groups to the ledger: the records as they were written."""
-        try:
-            return self.ledger.append_all([each.record for each in waiting])
-        except JsonlError:
-            if len(waiting) == 1:
-                raise
-        written = []
-        for each in waiting:  # what cannot be written keeps no other group from the disk
-            try:
-                written.append(self.ledger.append(each.record))
-            except JsonlError as error:
-                each.error = error
-        return written
 
     async def keep_interrupted(self, item: Any, interrupted: Sequence[InterruptedRollout]) -> None:
         """Write the finished turns of rollouts that were cancelled into the failed trajectories. They have no outcome,

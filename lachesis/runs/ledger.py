@@ -321,15 +321,12 @@ class Ledger:
             reason = error.strerror or error
             raise RunFolderError(f"cannot write {path}: {reason}; make room or choose another") from error
 
-    def append(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Write one group; when this returns, it survives `kill -9`. Blocks for the disk: call it in a thread.
-
-        Returns the record as it was written.
-        """
-        return self.append_all([record])[0]
-
     def append_all(self, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The same for several groups, which wait for the disk once."""
+        """Write groups, which wait for the disk once; when this returns, they survive `kill -9`. Blocks for the disk:
+        call it in a thread.
+
+        Returns the records as they were written.
+        """
         if self._writer is None:
             raise RuntimeError("the ledger is not open")
         if self.run:

@@ -149,6 +149,30 @@ async def test_groups_are_played_at_the_same_time(tmp_path: Path) -> None:
     assert most == 8, "four groups of two"
 
 
+async def test_groups_that_end_together_wait_for_the_disk_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, asked, waits, sync = asyncio.Event(), itertools.count(1), [], os.fsync
+
+    async def together(request: dict[str, Any]) -> Any:
+        if next(asked) == 20:
+            gate.set()
+        await gate.wait()
+        return does_nothing(request)
+
+    def slow(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == "groups.jsonl":
+            waits.append(len(lines(tmp_path / "groups.jsonl")))
+            time.sleep(0.2)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    result = await process(ManyWords, tmp_path, together, total_steps=20, group_size=1, max_num_workers=20)
+    assert len({group["item_key"] for group in lines(result.files.groups)}) == result.played == 20
+    assert len(trajectories(tmp_path)) == 20
+    assert waits[-1] == 20 and len(waits) < 10
+
+
 def test_items_that_come_again_are_told_from_others_by_their_keys() -> None:
     keys = ItemKeys()
     found = [keys.key(item) for item in ("a", "b", "a", {"c": 1}, "a")]
