@@ -41,9 +41,6 @@ from lachesis_messages.records.jsonl import JsonlWriter, read_lines
 INTERRUPTED: Final = "interrupted"
 """Stands in place of the outcome in the trajectory of a rollout that was cancelled."""
 
-MOST_AT_ONCE: Final = 16
-"""Groups that are written together, whose lines are in memory until then."""
-
 T = TypeVar("T")
 
 
@@ -51,10 +48,8 @@ T = TypeVar("T")
 class _Waiting:
     """A group that waits for the disk."""
 
+    kind: str
     record: dict[str, Any]
-    kept: bool
-    tried: bool = False
-    error: Exception | None = None
 
 
 class FileSink(Sink[PlayedGroup]):
@@ -72,6 +67,9 @@ class FileSink(Sink[PlayedGroup]):
         on_earlier: called, in a thread, with every group that an earlier start finished.
         code, takes_old_code: see `Ledger`.
     """
+
+    most_at_once = 16
+    """Groups that are written together, whose lines are in memory until then."""
 
     def __init__(
         self,
@@ -121,6 +119,8 @@ class FileSink(Sink[PlayedGroup]):
         self._earlier_done = 0
         self._writing = asyncio.Lock()
         self._waiting: list[_Waiting] = []
+        self._broken: Exception | None = None
+        """Why nothing more is written: what was written of the last groups is not known, and the next start sees it."""
 
     @asynccontextmanager
     async def opened(self, changed: Callable[[], None]) -> AsyncIterator[None]:
@@ -206,13 +206,7 @@ class FileSink(Sink[PlayedGroup]):
             rollout.get("completion_tokens", 0) + rollout["lost_completion_tokens"]
             for rollout in (*record.get("rollouts", ()), *filter(None, [record.get("beside")]))
         )
-        self._waiting.append(waiting := _Waiting(dict(record), kept=isinstance(decision, Kept)))
-        async with self._writing:
-            while not waiting.tried:  # those that came while others were written are written together
-                some, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
-                await to_its_end(self._write, some)
-        if waiting.error is not None:
-            raise waiting.error
+        await self._to_disk("kept" if isinstance(decision, Kept) else "failed", record)
         if isinstance(decision, Kept):
             self.played += 1
         else:
@@ -244,19 +238,34 @@ class FileSink(Sink[PlayedGroup]):
             record |= self.evaluation.about(group.item)
         return {**record, "run": run, "evaluation": self.evaluation is not None} if run else record
 
-    def _write(self, waiting: Sequence[_Waiting]) -> None:
-        """Write groups, which wait for the disk once."""
+    async def _to_disk(self, kind: str, record: Mapping[str, Any]) -> None:
+        """Returns when the group is on the disk. Those that come while others are written are written together.
+
+        Args:
+            kind: `kept`, or why it is left out; see `_write`.
+        """
+        self._waiting.append(waiting := _Waiting(kind, dict(record)))
+        async with self._writing:
+            while waiting in self._waiting:
+                if self._broken is not None:
+                    raise self._broken
+                await to_its_end(self._write_some)
+
+    def _write_some(self) -> None:
+        some = self._waiting[: self.most_at_once]
+        of_kind = {each.kind: [other.record for other in some if other.kind == each.kind] for each in some}
         try:
-            kept = self.ledger.append_all([each.record for each in waiting if each.kept])
-            self._write_trajectories(kept)
-            failures = [each.record for each in waiting if not each.kept]
-            self._failures.write_all(map(certified, failures))
-            self._write_trajectories(failures, of_failure=True)
+            self._write(of_kind)
         except Exception as error:
-            for each in waiting:
-                each.error = error
-        for each in waiting:
-            each.tried = True
+            self._broken = error
+            raise
+        del self._waiting[: len(some)]
+
+    def _write(self, of_kind: Mapping[str, list[dict[str, Any]]]) -> None:
+        self._write_trajectories(self.ledger.append_all(of_kind.get("kept", [])))
+        failures = of_kind.get("failed", [])
+        self._failures.write_all(map(certified, failures))
+        self._write_trajectories(failures, of_failure=True)
 
     async def keep_interrupted(self, item: Any, interrupted: Sequence[InterruptedRollout]) -> None:
         """Write the finished turns of rollouts that were cancelled into the failed trajectories. They have no outcome,

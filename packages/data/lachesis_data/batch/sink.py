@@ -23,7 +23,7 @@ from lachesis.figures.summary import Summary
 from lachesis.loop.rollout import PlayedGroup, Rollout
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import ItemJob
-from lachesis.runs.file_sink import FileSink, to_its_end, unscored_groups
+from lachesis.runs.file_sink import FileSink, unscored_groups
 from lachesis.runs.group_records import group_record
 from lachesis.runs.progress import Standing
 from lachesis.runs.reports import write_report
@@ -96,6 +96,8 @@ class BatchSink(FileSink):
         about: fields of `statistics.json` that are known.
     """
 
+    most_at_once = MOST_AT_ONCE
+
     def __init__(
         self,
         folder: Path,
@@ -130,15 +132,12 @@ class BatchSink(FileSink):
         got other rows since."""
         self.started = time.monotonic()
         self.discards = self.files.groups.with_suffix(".discarded.jsonl")
-        self._waiting: dict[str, tuple[str, dict[str, Any]]] = {}
-        """Key of a sample that waits for the disk -> its kind and its record."""
         self._entries: dict[str, dict[str, Any]] = {}
         """Key of a sample that is kept and not yet written -> its line."""
         self._failed: set[str] = set()
         self._rows_done: list[tuple[str, int]] = []
         """Key of each kept sample, and the place of its row when it was played."""
         self._checkpoint_due = 0.0
-        self._broken: BaseException | None = None
         self._said_discards = False
         self._sampled_before = 0
 
@@ -306,12 +305,7 @@ class BatchSink(FileSink):
             lost = decision.tokens - completion_tokens(record)
         # Of attempts that failed before this one.
         record["rollouts"][0]["lost_completion_tokens"] += max(0, lost)
-        self._waiting[job.key] = kind, record
-        async with self._writing:
-            while job.key in self._waiting:
-                if self._broken is not None:  # what was written of these samples is not known: the next start sees it
-                    raise self._broken
-                await to_its_end(self._write_samples, dict(islice(self._waiting.items(), MOST_AT_ONCE)))
+        await self._to_disk(kind, record)
         self.indices.pop(job.key, None)
         self.played += kind == "kept"
         self.failed_groups += kind == "failed"
@@ -321,22 +315,15 @@ class BatchSink(FileSink):
             self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         return decision
 
-    def _write_samples(self, waiting: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
-        of_kind: dict[str, list[dict[str, Any]]] = {"kept": [], "discarded": [], "failed": []}
-        for kind, record in waiting.values():
-            of_kind[kind].append(record)
-        try:
-            if kept := of_kind["kept"]:
-                self.ledger.append_all(kept)
-                self.batches.append([self._entries.pop(record["item_key"]) for record in kept])
-            self._discarded.write_all(map(certified, of_kind["discarded"]))
-            self._failures.write_all(map(certified, of_kind["failed"]))
-        except BaseException as error:
-            self._broken = error
-            raise
-        for key, (kind, record) in waiting.items():
-            self._count(kind, record)
-            del self._waiting[key]
+    def _write(self, of_kind: Mapping[str, list[dict[str, Any]]]) -> None:
+        if kept := of_kind.get("kept"):
+            self.ledger.append_all(kept)
+            self.batches.append([self._entries.pop(record["item_key"]) for record in kept])
+        self._discarded.write_all(map(certified, of_kind.get("discarded", ())))
+        self._failures.write_all(map(certified, of_kind.get("failed", ())))
+        for kind, records in of_kind.items():
+            for record in records:
+                self._count(kind, record)
         if time.monotonic() > self._checkpoint_due:
             self._write_checkpoint()
 
