@@ -278,9 +278,11 @@ class PlayedGroup:
     def is_small(self) -> bool:
         """Whether its record takes a millisecond or two to make, as it does for short conversations."""
         results = [rollout.result for rollout in self.rollouts if rollout.result is not None]
-        if sum(len(result.history) for result in results) > _FEW_MESSAGES:
+        if any(result.tokens.uncounted_requests for result in results):
             return False
-        return sum(each.tokens.prompt_tokens + each.tokens.completion_tokens for each in results) <= _FEW_TOKENS
+        messages = sum(len(result.history) for result in results)
+        tokens = sum(each.tokens.prompt_tokens + each.tokens.completion_tokens for each in results)
+        return messages <= _FEW_MESSAGES and tokens <= _FEW_TOKENS
 
     @property
     def left_to_agents(self) -> bool:

@@ -242,7 +242,7 @@ class FileSink(Sink[PlayedGroup]):
         """Returns when the group is on the disk. Those that come while others are written are written together.
 
         Args:
-            kind: `kept`, or why it is left out; see `_write`.
+            kind: `kept`, `failed`, or another one that `_write` knows.
         """
         self._waiting.append(waiting := _Waiting(kind, dict(record)))
         async with self._writing:
@@ -253,7 +253,9 @@ class FileSink(Sink[PlayedGroup]):
 
     def _write_some(self) -> None:
         some = self._waiting[: self.most_at_once]
-        of_kind = {each.kind: [other.record for other in some if other.kind == each.kind] for each in some}
+        of_kind: dict[str, list[dict[str, Any]]] = {}
+        for each in some:
+            of_kind.setdefault(each.kind, []).append(each.record)
         try:
             self._write(of_kind)
         except Exception as error:
@@ -262,6 +264,7 @@ class FileSink(Sink[PlayedGroup]):
         del self._waiting[: len(some)]
 
     def _write(self, of_kind: Mapping[str, list[dict[str, Any]]]) -> None:
+        """Append the records of each kind to its files."""
         self._write_trajectories(self.ledger.append_all(of_kind.get("kept", [])))
         failures = of_kind.get("failed", [])
         self._failures.write_all(map(certified, failures))

@@ -60,7 +60,7 @@ class RolloutApiSink(Sink[G]):
     Args:
         config: sets the pace; nothing that is read here decides the content of groups.
         workers: groups in flight at most.
-        build: decides about a finished group, for a trainer; runs in a thread.
+        build: decides about a finished group, for a trainer; in a thread where the group is large.
         refused: JSONL file of the groups that are not sent, each with the reason.
         figures: those of the rollouts so far, for the display.
         evaluate: awaited for every `steps_per_eval` boundary that the trainer crosses.
