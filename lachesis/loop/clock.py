@@ -47,7 +47,9 @@ class Standstill:
     def seconds(self) -> float:
         """So far, also before the thread has seen it."""
         before, since, computed = self._seen
-        more = time.monotonic() - since - (time.process_time() - computed)
+        more = time.monotonic() - since
+        if more > self._EVERY + self._LEAST:  # otherwise the processor time, which takes a system call, does not matter
+            more -= time.process_time() - computed
         return before + more if more > self._EVERY + self._LEAST else before
 
     def _look(self) -> None:
