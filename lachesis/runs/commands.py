@@ -66,15 +66,17 @@ async def process(env: Environment, *, hold_out: bool = False) -> RunResult:
         hold_out: leave out the items that `get_eval_items` takes from `get_next_item`.
     """
     config = env.config
+    logging = asyncio.Lock()
 
     async def on_group(group: PlayedGroup, decision: Decision) -> None:
         if isinstance(decision, Kept):
             await env.after_group(group)
-            if (tracker := env.tracker) is not None and tracker.on:
-                tracker.add(decision.content)
-            env.curr_step += 1
-            call = env.wandb_log()
-            await of_hook(call if tracker is None else tracker.hook(call))
+            async with logging:  # several groups end at once, and each has a step of its own
+                if (tracker := env.tracker) is not None and tracker.on:
+                    tracker.add(decision.content)
+                env.curr_step += 1
+                call = env.wandb_log()
+                await of_hook(call if tracker is None else tracker.hook(call))
         elif (tracker := env.tracker) is not None and tracker.on and decision.record:
             tracker.add(decision.record)  # for the rates of not being scored, which the next log has
 
