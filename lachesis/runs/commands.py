@@ -107,10 +107,8 @@ async def evaluate_alone(env: Environment) -> Any:
         from lachesis.runs.own_figures import write_settings
 
         if Path(folder, "metrics.json").exists():
-            env.config.data_dir_to_save_evals = str(unused(Path(folder)))
-            note(
-                env.console, f"{folder} contains another evaluation; this one is in {env.config.data_dir_to_save_evals}"
-            )
+            place = env.config.data_dir_to_save_evals = str(unused(Path(folder)))
+            note(env.console, f"{folder} contains another evaluation; this one is in {place}")
         write_settings(env.config, env.server_configs)
     async with tracking(env, "evaluate"), env.running():
         return await own_evaluation(env)
