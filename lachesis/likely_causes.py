@@ -68,7 +68,7 @@ def _not_awaitable() -> Iterator[str]:
 
 
 def _is_environment(cls: type) -> bool:
-    """Whether it has `get_next_item`. `hasattr` asks the metaclass, and those of what a package stands in for raise."""
+    """Whether it has `get_next_item`. With `hasattr`, classes that stand in for missing packages raise ImportError."""
     of = type.__getattribute__
     return any("get_next_item" in of(base, "__dict__") for base in of(cls, "__mro__"))
 

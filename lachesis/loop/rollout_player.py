@@ -223,7 +223,7 @@ class RolloutPlayer:
         for request in attempt.failed.values():
             raise request
         first = plan.messages() if callable(plan.messages) else plan.messages
-        with failed_requests(), interrupted_agents() as attempt.cut:  # the outcome tells of the requests
+        with failed_requests(), interrupted_agents() as attempt.cut:  # the outcome reports failed requests
             try:
                 return await while_open(loop.run(first), session)
             except asyncio.CancelledError:

@@ -71,7 +71,7 @@ async def process(env: Environment, *, hold_out: bool = False) -> RunResult:
     async def on_group(group: PlayedGroup, decision: Decision) -> None:
         if isinstance(decision, Kept):
             await env.after_group(group)
-            async with logging:  # several groups end at once, and each has a step of its own
+            async with logging:  # groups that end at once are logged one by one, each at its own step
                 if (tracker := env.tracker) is not None and tracker.on:
                     tracker.add(decision.content)
                 env.curr_step += 1

@@ -289,7 +289,7 @@ class Pipeline(Generic[G]):
         if self.on_played is not None:
             self.on_played(group)
         async with self._deciding:  # threads that compute share one GIL with the loop: it waits for each of them
-            if getattr(group, "is_small", False):  # to change threads takes as long
+            if getattr(group, "is_small", False):  # a change of threads would take longer
                 decision = self.sink.decide(group)
             else:
                 decision = await asyncio.to_thread(self.sink.decide, group)

@@ -457,7 +457,7 @@ def test_without_a_terminal_a_line_a_minute_is_short() -> None:
 
 async def test_the_last_table_says_score_then_failures_then_tools_then_cost(tmp_path: Path) -> None:
     async def some(request: dict[str, Any]) -> Any:
-        await asyncio.sleep(0.1)  # a rollout without time has no row of it
+        await asyncio.sleep(0.1)  # the row of the time is left out below 0.05 s
         if request["messages"][-1]["role"] == "tool":
             return say("Done.")
         return call(("read_file", {"path": "missing.txt"}))

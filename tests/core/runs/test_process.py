@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import itertools
 import json
@@ -11,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -37,6 +39,7 @@ from lachesis.runs.run_folder import RunFolderError
 from lachesis.settings.server_settings import ServerConfig
 from lachesis_client import ServerUnavailable
 from lachesis_compat.atropos.package import ScoredDataGroup
+from lachesis_messages.records.jsonl import JsonlError
 from lachesis_tools import ToolRegistry, tool
 from tests.support.report_pages import everything
 from tests.support.scripted_server import ScriptedServer, call, say
@@ -171,6 +174,55 @@ async def test_groups_that_end_together_wait_for_the_disk_together(
     assert len({group["item_key"] for group in lines(result.files.groups)}) == result.played == 20
     assert len(trajectories(tmp_path)) == 20
     assert waits[-1] == 20 and len(waits) < 10
+
+
+@pytest.mark.parametrize("spoiled", [1, 2])
+@pytest.mark.parametrize("file", ["groups.jsonl", "trajectory_samples.jsonl"])
+async def test_a_disk_that_fails_under_groups_that_wait_loses_and_doubles_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, spoiled: int
+) -> None:
+    gate, asked, writes, write = asyncio.Event(), itertools.count(1), itertools.count(1), os.write
+
+    async def together(request: dict[str, Any]) -> Any:
+        if next(asked) == 20:
+            gate.set()
+        await gate.wait()
+        return does_nothing(request)
+
+    def failing(descriptor: int, data: Any) -> int:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == file and next(writes) == spoiled:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    settings = {"total_steps": 20, "group_size": 1, "max_num_workers": 20}
+    monkeypatch.setattr(os, "write", failing)
+    with pytest.raises(JsonlError, match="No space left"):
+        await process(ManyWords, tmp_path, together, **settings)
+    kept = len(lines(tmp_path / "groups.jsonl"))
+    again = await process(ManyWords, tmp_path, does_nothing, **settings)
+    assert again.played == 20 - kept
+    assert len({group["item_key"] for group in lines(again.files.groups)}) == len(lines(again.files.groups)) == 20
+    ids = [entry["rollout_id"] for entry in trajectories(tmp_path)]
+    assert len(ids) == len(set(ids)) == 20
+
+
+@pytest.mark.parametrize("turns", [2, 40])
+async def test_large_groups_are_decided_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    threads, decide = set(), FileSink.decide
+
+    def watched(sink: FileSink, group: PlayedGroup) -> Decision:
+        threads.add(threading.current_thread())
+        return decide(sink, group)
+
+    def plays(request: dict[str, Any]) -> Any:
+        taken = sum(message["role"] == "tool" for message in request["messages"])
+        return call(("todo", {})) if taken < turns else say("Done.")
+
+    monkeypatch.setattr(FileSink, "decide", watched)
+    await process(ManyWords, tmp_path, plays, group_size=1, enabled_toolsets=["todo"], max_agent_turns=50)
+    assert (threading.main_thread() in threads) is (turns == 2)
 
 
 def test_items_that_come_again_are_told_from_others_by_their_keys() -> None:
