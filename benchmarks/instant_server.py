@@ -1,7 +1,7 @@
 """An OpenAI-compatible server that answers at once, in a separate process, for both agents in a benchmark.
 
-A conversation gets `tool_turns` answers with one call of the tool `noop`, then a final answer. The answers are
-precomputed bytes, so that the server costs little. With a latency, each answer waits for a random time first.
+A conversation gets `tool_turns` answers with one call of a tool, then a final answer. The answers are precomputed
+bytes, so that the server costs little. With a latency, each answer waits for a random time first.
 """
 
 from __future__ import annotations
@@ -30,8 +30,15 @@ def _body(message: dict[str, object], finish: str) -> dict[str, object]:
 FINAL = orjson.dumps(_body({"content": "The answer is \\boxed{42}."}, "stop"))
 
 
-def _call(turn: int) -> bytes:
-    call = {"id": f"call_{turn}", "type": "function", "function": {"name": "noop", "arguments": '{"text": "x"}'}}
+ARGUMENTS = {"noop": {"text": "x"}, "terminal": {"command": "true"}, "bash": {"command": "true"}}
+"""The tools that are called, `noop` unless the URL names another."""
+SUBMIT = {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo 42"}
+"""The last call of `bash`: mini-swe-agent ends with it, not with words."""
+
+
+def _call(tool: str, turn: int, arguments: dict[str, str]) -> bytes:
+    function = {"name": tool, "arguments": orjson.dumps(arguments).decode()}
+    call = {"id": f"call_{turn}", "type": "function", "function": function}
     return orjson.dumps(_body({"content": None, "tool_calls": [call]}, "tool_calls"))
 
 
@@ -45,8 +52,12 @@ async def _chat(request: web.Request) -> web.Response:
         await asyncio.sleep(random.uniform(low, high))
     # Counting bytes is enough to find the turn, and cheaper than parsing a body that grows with every turn.
     turn = body.count(b'"tool_call_id"')
-    wanted = int(request.match_info["tool_turns"])
-    return web.Response(body=_call(turn) if turn < wanted else FINAL, content_type="application/json")
+    wanted, tool = int(request.match_info["tool_turns"]), request.match_info.get("tool", "noop")
+    if turn < wanted:
+        answer = _call(tool, turn, ARGUMENTS[tool])
+    else:
+        answer = _call(tool, turn, SUBMIT) if tool == "bash" else FINAL
+    return web.Response(body=answer, content_type="application/json")
 
 
 async def _models(_: web.Request) -> web.Response:
@@ -57,8 +68,9 @@ def _serve(ports: multiprocessing.Queue[int], latency: tuple[float, float]) -> N
     async def run() -> None:
         app = web.Application()
         app[LATENCY] = latency
-        app.router.add_post("/{tool_turns}/v1/chat/completions", _chat)
-        app.router.add_get("/{tool_turns}/v1/models", _models)
+        for path in ("/{tool_turns}", "/{tool}/{tool_turns}"):
+            app.router.add_post(f"{path}/v1/chat/completions", _chat)
+            app.router.add_get(f"{path}/v1/models", _models)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0, backlog=4096)
@@ -71,7 +83,7 @@ def _serve(ports: multiprocessing.Queue[int], latency: tuple[float, float]) -> N
 
 @contextmanager
 def instant_server(latency: tuple[float, float] = (0.0, 0.0)) -> Iterator[int]:
-    """The port of a running server. `http://127.0.0.1:PORT/K/v1` plays K tool turns.
+    """The port of a running server. `http://127.0.0.1:PORT/K/v1` plays K tool turns, `.../TOOL/K/v1` those of a tool.
 
     Args:
         latency: seconds from a request to its answer, at least and at most.

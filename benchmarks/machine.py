@@ -1,4 +1,4 @@
-"""The machine below a benchmark: the memory of this process, processor time, and the disturbance by other work."""
+"""Below a benchmark: memory, processor time, the disturbance by other work, and the code that is measured."""
 
 from __future__ import annotations
 
@@ -37,3 +37,8 @@ def disturbance(clock: Callable[[], float] = time.process_time) -> float:
         sum(number for number in range(10_000))
         taken.append(clock() - started)
     return sum(taken) / len(taken) / min(taken)
+
+
+def python_path(checkout: Path) -> str:
+    """PYTHONPATH for a process that is to import all packages of this checkout, whatever is installed."""
+    return os.pathsep.join(map(str, [checkout, *sorted(checkout.glob("packages/*"))]))

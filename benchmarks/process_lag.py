@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fake_process import ToolScript, fake_process, observation
 from benchmarks.instant_server import instant_server
-from benchmarks.machine import disturbance
+from benchmarks.machine import disturbance, python_path
 from benchmarks.process_worker import CLOCKS
 from lachesis_testing.fake_server import Codec, fake_tokenizer
 
@@ -68,7 +68,7 @@ def run(
         **of_worker,
     }
     command = [sys.executable, str(ROOT / "benchmarks" / "process_worker.py"), json.dumps(given)]
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    environment = {**os.environ, "PYTHONPATH": python_path(checkout)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[:2])} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

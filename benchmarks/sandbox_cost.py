@@ -111,7 +111,7 @@ class Worker:
         arguments += ["--image", given.image] if given.image else []
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), *arguments],
-            env={**os.environ, "PYTHONPATH": str(checkout)},
+            env={**os.environ, "PYTHONPATH": python_path(checkout)},
             cwd=checkout,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -171,7 +171,7 @@ def main() -> int:
         (given.worker / "cgroup.procs").write_text("0")
         asyncio.run(work(given.worker, given.backend, given.image))
         return 0
-    from benchmarks.machine import disturbance
+    from benchmarks.machine import disturbance, python_path
 
     print(f"fixed work takes {disturbance():.2f} times its best")
     checkouts = {"this checkout": ROOT} | ({"the other": given.against.resolve()} if given.against else {})

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import secrets
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,10 @@ def python_image(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.basetemp:  # of a worker, which may have another /tmp than the process that names it
         Path(config.option.basetemp).parent.mkdir(parents=True, exist_ok=True)
+    # A shell that starts the tests in the background lets them ignore Ctrl-C, and with them every program that a test
+    # starts and interrupts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Outcomes(config))
 
