@@ -106,6 +106,8 @@ class Worker:
     """A process with a control group of its own that runs a checkout's code."""
 
     def __init__(self, checkout: Path, given: argparse.Namespace, number: int) -> None:
+        from benchmarks.machine import python_path
+
         self.group = control_group(number)
         arguments = ["--worker", str(self.group), "--backend", given.backend]
         arguments += ["--image", given.image] if given.image else []
@@ -171,7 +173,7 @@ def main() -> int:
         (given.worker / "cgroup.procs").write_text("0")
         asyncio.run(work(given.worker, given.backend, given.image))
         return 0
-    from benchmarks.machine import disturbance, python_path
+    from benchmarks.machine import disturbance
 
     print(f"fixed work takes {disturbance():.2f} times its best")
     checkouts = {"this checkout": ROOT} | ({"the other": given.against.resolve()} if given.against else {})
